@@ -1,0 +1,1 @@
+"""From overrides and recipes to frozen, validated configuration."""

@@ -1,0 +1,1 @@
+"""Request media: opened, checked and decoded before anything is scheduled."""

@@ -1,0 +1,1 @@
+"""From configuration to one checked execution plan."""

@@ -1,0 +1,1 @@
+"""The lifecycle trace: recorded, read, checked, shown."""

@@ -1,0 +1,1 @@
+"""How payloads reach the consumer of an edge."""

@@ -1,0 +1,1 @@
+"""Model families; a new model touches this folder, conf/pipeline and recipes only."""

@@ -1,0 +1,1 @@
+"""A three-stage family without weights, for load and fault tests."""

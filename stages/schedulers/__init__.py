@@ -1,0 +1,1 @@
+"""What a stage does next; pure Python, no tensors."""
