@@ -1,7 +1,7 @@
 """The error tree of the control plane: every refusal and failure that a user can meet is one of these.
 
 A message says what is wrong, where (key and file, or stage and request) and what to do. The HTTP status and
-the exit code follow from `fault` and `exit_code`; nothing else decides them. It imports nothing of the project.
+the exit code follow from `fault` and `exit_code`; nothing else decides them.
 """
 
 from typing import Literal
@@ -24,14 +24,14 @@ class ConfigError(OmniError):
 
 
 class PlanError(OmniError):
-    """The configuration is valid, but the combination cannot run here; found before any process is spawned."""
+    """The combination cannot run here, though each key is valid; found before any process is spawned."""
 
     fault = "client"
     exit_code = 2
 
 
 class InputError(OmniError):
-    """A request's content is missing or is not what it claims to be. `param` is the part at fault, if known."""
+    """What a request holds is missing or not what it claims to be. `param` names the part at fault."""
 
     fault = "client"
     exit_code = 2
