@@ -1,0 +1,93 @@
+"""The execution plan: what configuration, family contract and device inventory have been merged into. Frozen data.
+
+Everything below the planner reads the plan and nothing else. Building it is `build`'s business, checking `graph`'s and
+`placement`'s.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from stages.config import EdgeMode, ExecutionType
+
+
+class PlanModel(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelPlan(PlanModel):
+    """Which weights: `path` is an absolute folder, empty for a family without weights."""
+
+    path: str
+    load_format: Literal["auto", "dummy"]
+    dtype: str
+
+
+class EdgePlan(PlanModel):
+    """One edge: how `consumer` is fed by `producer` and what carries the payloads.
+
+    `slots` and `ring_bytes` are those of the ring of each producing replica; both 0 for `inline`. The edge from
+    `request` carries decoded media into a first stage, the edge to `request` final outputs out of a last one.
+    """
+
+    producer: str
+    consumer: str
+    mode: EdgeMode
+    connector: Literal["inline", "shm"]
+    slots: int
+    ring_bytes: int
+    key: str
+
+
+class ReplicaPlan(PlanModel):
+    """One process: `devices` are positions in the visible device list; empty is the CPU."""
+
+    index: int
+    devices: tuple[int, ...]
+
+
+class StagePlan(PlanModel):
+    """One stage: its replicas, its capacity, its edges in both directions."""
+
+    name: str
+    execution_type: ExecutionType
+    replicas: tuple[ReplicaPlan, ...]
+    max_batch: int
+    memory_fraction: float
+    startup_timeout_s: float
+    threads: int
+    inputs: tuple[EdgePlan, ...]
+    consumers: tuple[EdgePlan, ...]
+    outputs: tuple[str, ...]
+
+
+class ExecutionPlan(PlanModel):
+    """The whole deployment. `stages` are in topological order; `outputs` maps each deployed final output to its stage.
+
+    `physical_devices` maps a position in the visible list to the id that a child's CUDA_VISIBLE_DEVICES gets.
+    `options` are the deployment's defaults of the family's own options dataclass (None where it has none).
+    """
+
+    recipe: str
+    pipeline: str
+    family: str
+    model: ModelPlan
+    stages: tuple[StagePlan, ...]
+    outputs: Mapping[str, str]
+    media: tuple[str, ...]
+    voices: tuple[str, ...]
+    physical_devices: tuple[str, ...]
+    drain_timeout_s: float
+    options: Any = None
+
+    def stage(self, name: str) -> StagePlan:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    @property
+    def digest(self) -> str:
+        """sha256 over the plan's canonical JSON: two runs with one digest were carried in the same way."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,64 @@
+"""What the runtime needs of whoever runs the stage processes. `omni_cli.launch` implements it; tests have their own."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from stages.events import StepReport
+from stages.lease import Lease
+from stages.messages import LogLine, ProcessFailed, Turn
+from stages.payload import Payload, PayloadRef
+
+
+class StageHandle(Protocol):
+    """One live replica. `send` and `receive` block: each is called by one thread of its own, never by the loop."""
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def process(self) -> str:
+        """The replica's name, `talker.0`."""
+        ...
+
+    def send(self, turn: Turn) -> None:
+        """Raises OSError if the process is gone."""
+        ...
+
+    def receive(self) -> StepReport | LogLine | ProcessFailed:
+        """Raises EOFError or OSError when the process has died, within milliseconds of its death."""
+        ...
+
+    def death(self) -> str:
+        """After the end of `receive`: how the process died, for a person (`killed by SIGKILL`, `exit code 3`)."""
+        ...
+
+
+class MediaPort(Protocol):
+    """The control plane's end of the ring that carries decoded media into a first stage."""
+
+    def put(self, pieces: Sequence[Payload]) -> tuple[PayloadRef, Lease | None] | None: ...
+
+    def reclaim(self, lease: Lease) -> None: ...
+
+
+class OutputPort(Protocol):
+    """The control plane's end of the ring that carries final outputs of one replica out."""
+
+    def get(self, ref: PayloadRef) -> Payload: ...
+
+
+class Processes(Protocol):
+    """All replicas of a plan, started and ready."""
+
+    @property
+    def replicas(self) -> Sequence[StageHandle]: ...
+
+    @property
+    def media_ports(self) -> Mapping[str, MediaPort]:
+        """By first stage, where the plan has an edge from `request`."""
+        ...
+
+    @property
+    def output_ports(self) -> Mapping[str, OutputPort]:
+        """By process, for the replicas of stages with final media outputs."""
+        ...

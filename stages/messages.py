@@ -1,0 +1,156 @@
+"""Control messages between the orchestrator and a stage process. Tensors never travel in them, only references.
+
+Parent to worker: a `Turn` of commands. Worker to parent: a `StepReport` of events (`stages.events`), or a `LogLine`.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from stages.errors import ErrorInfo
+from stages.lease import Lease
+from stages.payload import PayloadRef
+
+REQUEST = "request"  # the producer's name on the edge that carries decoded media into a first stage, and the
+# consumer's name on the edge that carries final outputs out of the pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How a stage draws its tokens; None leaves the choice to the checkpoint's own generation config.
+
+    `temperature` 0 is greedy. `max_tokens` counts the stage's own tokens. `seed` keys the draws of this stage alone;
+    None takes the request's. `ignore_eos` goes on to the limit, for measuring.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int = 0
+    max_tokens: int | None = None
+    seed: int | None = None
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One piece of a message: text, or the medium whose tensor is called `media` in the request's input payload.
+
+    image: uint8 [height, width, 3] RGB. audio: float32 [samples], mono, 16 kHz. video: uint8 [frames, height, width, 3]
+    with `fps`.
+    """
+
+    kind: Literal["text", "image", "audio", "video"]
+    text: str = ""
+    media: str = ""
+    fps: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatMessage:
+    role: Literal["system", "user", "assistant"]
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRequest:
+    """What one stage is asked to do for one request.
+
+    `uid` is the run's own number for the request, the only key in the data plane. `inputs` names the producers whose
+    streams this request will get here (`request` where media come in). `conversation` is filled in first stages only.
+    `outputs` are the final modalities that this stage shall produce for it, `consumers` the stages that are fed.
+    `options` is the family's own frozen dataclass (contract `options`), or None.
+    """
+
+    uid: int
+    seed: int
+    inputs: tuple[str, ...]
+    consumers: tuple[str, ...]
+    outputs: tuple[str, ...]
+    sampling: Sampling = field(default_factory=Sampling)
+    conversation: tuple[ChatMessage, ...] = ()
+    voice: str | None = None
+    choice: int = 0
+    options: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamMessage:
+    """One ordered message of a stream (request, edge). The last one has `eos`; it may carry a payload as well.
+
+    `seq` counts from 0. `units` is how many of the producer's units (tokens, frames) it carries. `lease` is None where
+    the payload is inline or absent.
+    """
+
+    uid: int
+    producer: str
+    consumer: str
+    seq: int
+    units: int
+    eos: bool
+    ref: PayloadRef | None = None
+    lease: Lease | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submit:
+    """Take on a request. Streams follow as `Deliver`."""
+
+    request: StageRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deliver:
+    """The next message of an input stream. Its lease must be answered by `LeaseReleased`, whatever happens."""
+
+    message: StreamMessage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reclaim:
+    """These leases of yours have ended: their slots are yours again."""
+
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancel:
+    """Give up a request: release what was delivered for it, drop its state, answer with `StageCancelled`."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Leave the loop and exit with 0. Requests in flight have ended or been cancelled before."""
+
+
+Command = Submit | Deliver | Reclaim | Cancel | Stop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """All that the orchestrator has to say to one worker in one turn of its loop, in order."""
+
+    commands: tuple[Command, ...]
+    sent_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A log record of a stage process, to be logged once by the parent under the stage's name."""
+
+    process: str
+    level: int
+    logger: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailed:
+    """The stage process could not start or has to give up; it exits after this."""
+
+    process: str
+    t_ns: int
+    error: ErrorInfo

@@ -1,0 +1,79 @@
+"""The model families by short name, and the contract that each declares. Nothing here imports torch."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Protocol
+
+from stages.config import EdgeMode, ExecutionType, StageSpec
+from stages.runners.base import ModelRunner
+
+# short name -> package below stages.models with `contract.py` (CONTRACT) and `stage.py` (build_runner)
+FAMILIES = ("synthetic", "synthetic_dag", "qwen3_omni")
+_PACKAGES = {"synthetic": "synthetic", "synthetic_dag": "synthetic", "qwen3_omni": "qwen3_omni"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputContract:
+    """How a stage may be fed by one producer: the modes it offers, the preferred one first."""
+
+    modes: tuple[EdgeMode, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContract:
+    """What a stage of a family is and can do.
+
+    `inputs` maps each possible producer to its input contract. `streams` says whether it can emit while it runs
+    (else it may only feed complete edges). `sampled` says whether `request.sampling.<stage>` means anything.
+    `max_batch` is the largest batch its runner takes, None for no limit.
+    """
+
+    execution_type: ExecutionType
+    inputs: Mapping[str, InputContract] = field(default_factory=dict)
+    streams: bool = True
+    outputs: tuple[str, ...] = ()
+    sampled: bool = False
+    tensor_parallel: bool = False
+    max_batch: int | None = None
+
+
+class CheckModel(Protocol):
+    def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
+        """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyContract:
+    """What the planner knows of a family without loading it.
+
+    `media` are the input modalities beside text. `options` is the frozen dataclass type of the family's own root
+    node and request extension, or None. `edge_bytes(model_path, producer, consumer)` is the largest payload that the
+    default ring of an edge must hold; consumer `request` is the output ring. `default_model` builds or finds the
+    embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers.
+    """
+
+    name: str
+    stages: Mapping[str, StageContract]
+    media: tuple[str, ...]
+    has_weights: bool
+    options: type[Any] | None = None
+    check_model: CheckModel | None = None
+    default_model: Callable[[], str] | None = None
+    voices: Callable[[str], tuple[str, ...]] | None = None
+    edge_bytes: Callable[[str, str, str], int] = lambda model, producer, consumer: 4 << 20
+
+
+def contract(family: str) -> FamilyContract:
+    """The family's contract; torch-free. KeyError for an unknown family."""
+    module = import_module(f"stages.models.{_PACKAGES[family]}.contract")
+    found: FamilyContract = module.CONTRACTS[family]
+    return found
+
+
+def build_runner(spec: StageSpec) -> ModelRunner:
+    """The runner of one stage; called inside the stage process only."""
+    module = import_module(f"stages.models.{_PACKAGES[spec.family]}.stage")
+    runner: ModelRunner = module.build_runner(spec)
+    return runner

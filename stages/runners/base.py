@@ -1,0 +1,81 @@
+"""The interface of a model runner: what a stage computes. Chosen by family and stage; the worker drives it."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from stages.errors import ErrorInfo
+from stages.events import FinishReason
+from stages.messages import StageRequest
+from stages.payload import Payload
+from stages.schedulers.base import Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emission:
+    """What a row hands on to the stages it feeds: `units` more units, as a payload that can be concatenated.
+
+    Along a stream, tensors of one name have one dtype and one trailing shape, so that a complete edge is the
+    concatenation of its pieces along dimension 0; of scalars with one name the last one holds.
+    """
+
+    consumer: str
+    units: int
+    payload: Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A piece of a final output: `text`, or a payload with the tensor named after the modality."""
+
+    modality: str
+    units: int
+    text: str = ""
+    payload: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowResult:
+    """What one row did. `finished` ends the request in this stage: its streams and outputs end with this row.
+
+    A row with `error` failed alone; the other rows of the step stand.
+    """
+
+    uid: int
+    units: int
+    finished: FinishReason | None = None
+    emissions: tuple[Emission, ...] = ()
+    outputs: tuple[Output, ...] = ()
+    error: ErrorInfo | None = None
+
+
+class ModelRunner(Protocol):
+    """Computes rows. Holds the state of every request between `begin` and `end`."""
+
+    def load(self) -> tuple[tuple[str, str], ...]:
+        """Loads weights and returns facts for the process-ready event (device, dtype, weight bytes ...)."""
+        ...
+
+    def warm_up(self) -> None:
+        """Runs the real code path once, so that the first request is not slower than the fifth."""
+        ...
+
+    def begin(self, request: StageRequest) -> None:
+        """A request was taken on. Raises RequestRefused for what this stage cannot do."""
+        ...
+
+    def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
+        """A message of an input stream: read, converted, copied where it is kept. The payload's memory is gone after
+        the call returns. This is the stage input processor's place."""
+        ...
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        """One step over all rows; one result a row, in order. An exception fails every row of the step."""
+        ...
+
+    def end(self, uid: int) -> None:
+        """Drops a request's state, after its end, failure or abort. Never raises for a known uid."""
+        ...
+
+    def close(self) -> None:
+        """Frees everything, before the process exits."""
+        ...
