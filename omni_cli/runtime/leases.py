@@ -1,0 +1,81 @@
+"""The ledger of leases: who may read which slot, until when. Fed by the same events as the lifecycle tables.
+
+It frees nothing itself: it says which owner may have its slot back.
+"""
+
+from dataclasses import dataclass
+
+from omni_cli.runtime.events import Event, LeaseDropped, LeaseGranted, LeaseRead, MediaPut
+from omni_cli.runtime.lifecycle import LEASE, advance
+from omni_cli.runtime.lifecycle import Lease as State
+from stages.events import LeaseReleased, MessagePut, OutputProduced
+from stages.lease import Lease
+
+
+@dataclass(slots=True)
+class Holding:
+    """One live lease: `reader` is the process that may read it, empty until it is granted."""
+
+    lease: Lease
+    uid: int
+    state: State = State.ABSENT
+    reader: str = ""
+
+
+class LeaseLedger:
+    """All live leases of a run by (owner, number)."""
+
+    def __init__(self) -> None:
+        self._live: dict[tuple[str, int], Holding] = {}
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def live(self) -> tuple[Holding, ...]:
+        return tuple(self._live.values())
+
+    def read_by(self, process: str) -> tuple[Holding, ...]:
+        return tuple(h for h in self._live.values() if h.reader == process)
+
+    def held_by_owner(self, process: str) -> tuple[Holding, ...]:
+        """Leases on `process`'s ring that nobody has been given yet."""
+        return tuple(h for h in self._live.values() if h.lease.owner == process and h.state is State.HELD)
+
+    def apply(self, source: str, event: Event) -> None:
+        """Takes one event in; events without a lease pass. IllegalTransition if the lease is not where it should be."""
+        if isinstance(event, MessagePut):
+            self._put(source, event.uid, event.message.lease)
+        elif isinstance(event, OutputProduced):
+            self._put(source, event.uid, event.lease)
+        elif isinstance(event, MediaPut):
+            self._put("request", event.uid, event.lease)
+        elif isinstance(event, LeaseGranted):
+            self._move(event.lease, event.uid, "granted", "").reader = event.reader
+        elif isinstance(event, LeaseReleased):
+            self._end(event.lease, event.uid, "released", source)
+        elif isinstance(event, LeaseRead):
+            self._end(event.lease, event.uid, "read", "")
+        elif isinstance(event, LeaseDropped):
+            self._end(event.lease, event.uid, "dropped", "")
+
+    def _put(self, source: str, uid: int, lease: Lease | None) -> None:
+        if lease is None:
+            return
+        key = (lease.owner, lease.number)
+        holding = self._live.get(key) or Holding(lease=lease, uid=uid)
+        subject = f"lease {lease.owner}#{lease.number}" + ("" if lease.owner == source else f" put by {source}")
+        event = "put" if lease.owner == source else "foreign put"
+        holding.state = advance(LEASE, holding.state, event, subject, uid)
+        self._live[key] = holding
+
+    def _move(self, lease: Lease, uid: int, event: str, reader: str) -> Holding:
+        holding = self._live.get((lease.owner, lease.number), None) or Holding(lease=lease, uid=uid)
+        subject = f"lease {lease.owner}#{lease.number} of request {holding.uid}"
+        if holding.uid != uid or holding.lease != lease or (reader and holding.reader != reader):
+            event = f"{event} for request {uid} by {reader or 'omni'}"
+        holding.state = advance(LEASE, holding.state, event, subject, uid)
+        return holding
+
+    def _end(self, lease: Lease, uid: int, event: str, reader: str) -> None:
+        self._move(lease, uid, event, reader)
+        del self._live[lease.owner, lease.number]
