@@ -1,0 +1,303 @@
+"""The configuration files of the tiny checkpoint, in the published layout and with the published field names.
+
+Data only: sizes small enough for two CPU cores, ids that agree with `tiny_tokenizer`, rates of the real model (24 kHz,
+12.5 frames a second). Must not import torch or transformers.
+"""
+
+from typing import Any
+
+from stages.models.qwen3_omni.tiny_tokenizer import TOKEN_IDS
+
+CODEBOOK_SIZE = 64
+CODE_GROUPS = 4
+# Talker ids [V - 1024, V) are suppressed, so codes are exactly [0, CODEBOOK_SIZE) when V = 1024 + CODEBOOK_SIZE.
+TALKER_VOCAB_SIZE = 1024 + CODEBOOK_SIZE
+CODEC_IDS = {
+    "codec_pad_id": 64,
+    "codec_bos_id": 65,
+    "codec_eos_token_id": 66,
+    "codec_nothink_id": 67,
+    "codec_think_bos_id": 68,
+    "codec_think_eos_id": 69,
+}
+SPEAKER_IDS = {"ethan": 72, "chelsie": 73, "aiden": 74}
+
+_ROPE = {
+    "rope_type": "default",
+    "rope_theta": 1000000,
+    "interleaved": True,
+    "mrope_interleaved": True,
+    "mrope_section": [4, 2, 2],
+}
+_MEDIA_IDS = {
+    "audio_token_id": TOKEN_IDS["<|audio_pad|>"],
+    "image_token_id": TOKEN_IDS["<|image_pad|>"],
+    "video_token_id": TOKEN_IDS["<|video_pad|>"],
+    "audio_start_token_id": TOKEN_IDS["<|audio_start|>"],
+    "audio_end_token_id": TOKEN_IDS["<|audio_end|>"],
+    "vision_start_token_id": TOKEN_IDS["<|vision_start|>"],
+    "position_id_per_seconds": 13,
+    "seconds_per_chunk": 2,
+}
+
+
+def _decoder(**sizes: Any) -> dict[str, Any]:
+    """Fields that every decoder of the family shares."""
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-06,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        **sizes,
+    }
+
+
+def _thinker(vocab_size: int) -> dict[str, Any]:
+    text = _decoder(
+        model_type="qwen3_omni_moe_text",
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=32,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=0,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        rope_parameters=dict(_ROPE),
+    )
+    vision = {
+        "model_type": "qwen3_omni_moe_vision_encoder",
+        "depth": 2,
+        "hidden_size": 32,
+        "hidden_act": "gelu_pytorch_tanh",
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "in_channels": 3,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "out_hidden_size": 64,
+        "num_position_embeddings": 64,
+        "deepstack_visual_indexes": [0, 1],
+        "initializer_range": 0.02,
+    }
+    audio = {
+        "model_type": "qwen3_omni_moe_audio_encoder",
+        "num_mel_bins": 128,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "output_dim": 64,
+        "downsample_hidden_size": 8,
+        "max_source_positions": 1500,
+        "n_window": 50,
+        "n_window_infer": 800,
+        "conv_chunksize": 500,
+        "activation_function": "gelu",
+        "scale_embedding": False,
+        "initializer_range": 0.02,
+    }
+    return {
+        "model_type": "qwen3_omni_moe_thinker",
+        "text_config": text,
+        "vision_config": vision,
+        "audio_config": audio,
+        "initializer_range": 0.02,
+        "tie_word_embeddings": False,
+        "user_token_id": TOKEN_IDS["user"],
+        "vision_end_token_id": TOKEN_IDS["<|vision_end|>"],
+        **_MEDIA_IDS,
+    }
+
+
+def _talker() -> dict[str, Any]:
+    text = _decoder(
+        model_type="qwen3_omni_moe_talker_text",
+        vocab_size=TALKER_VOCAB_SIZE,
+        hidden_size=48,
+        intermediate_size=64,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        rope_parameters=dict(_ROPE),
+    )
+    predictor = _decoder(
+        model_type="qwen3_omni_moe_talker_code_predictor",
+        vocab_size=CODEBOOK_SIZE,
+        num_code_groups=CODE_GROUPS,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        layer_types=["full_attention"] * 2,
+        max_window_layers=28,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000},
+    )
+    return {
+        "model_type": "",
+        "text_config": text,
+        "code_predictor_config": predictor,
+        "num_code_groups": CODE_GROUPS,
+        "thinker_hidden_size": 64,
+        "accept_hidden_layer": 1,
+        "speaker_id": dict(SPEAKER_IDS),
+        "spatial_merge_size": 2,
+        "initializer_range": 0.02,
+        "output_router_logits": False,
+        "tie_word_embeddings": False,
+        **CODEC_IDS,
+        **_MEDIA_IDS,
+    }
+
+
+def _code2wav() -> dict[str, Any]:
+    return {
+        "model_type": "",
+        "codebook_size": CODEBOOK_SIZE,
+        "num_quantizers": CODE_GROUPS,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "sliding_window": 72,
+        "max_position_embeddings": 8000,
+        "decoder_dim": 32,
+        "upsample_rates": [8, 5, 4, 3],
+        "upsampling_ratios": [2, 2],
+        "hidden_act": "silu",
+        "layer_scale_initial_scale": 0.01,
+        "rms_norm_eps": 1e-05,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "initializer_range": 0.02,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000},
+    }
+
+
+def model_config(vocab_size: int) -> dict[str, Any]:
+    """`config.json`."""
+    return {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "dtype": "float32",
+        "enable_audio_output": True,
+        "initializer_range": 0.02,
+        "thinker_config": _thinker(vocab_size),
+        "talker_config": _talker(),
+        "code2wav_config": _code2wav(),
+        "im_start_token_id": TOKEN_IDS["<|im_start|>"],
+        "im_end_token_id": TOKEN_IDS["<|im_end|>"],
+        "system_token_id": TOKEN_IDS["system"],
+        "user_token_id": TOKEN_IDS["user"],
+        "assistant_token_id": TOKEN_IDS["assistant"],
+        "tts_pad_token_id": TOKEN_IDS["<tts_pad>"],
+        "tts_bos_token_id": TOKEN_IDS["<tts_text_bos>"],
+        "tts_eos_token_id": TOKEN_IDS["<tts_text_eod>"],
+    }
+
+
+def generation_config() -> dict[str, Any]:
+    """`generation_config.json`."""
+    return {
+        "eos_token_id": TOKEN_IDS["<|im_end|>"],
+        "pad_token_id": TOKEN_IDS["<|endoftext|>"],
+    }
+
+
+def preprocessor_config() -> dict[str, Any]:
+    """`preprocessor_config.json`: image processor and audio feature extractor, flat, as published."""
+    return {
+        "processor_class": "Qwen3OmniMoeProcessor",
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "min_pixels": 32 * 32,
+        "max_pixels": 256 * 256,
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": 128,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "n_fft": 400,
+        "n_samples": 4800000,
+        "nb_max_frames": 30000,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "dither": 0.0,
+        "return_attention_mask": True,
+    }
+
+
+def processor_config() -> dict[str, Any]:
+    """`processor_config.json`: the same processors, nested, plus the video processor."""
+    flat = preprocessor_config()
+    image = {k: flat[k] for k in ("image_processor_type", "image_mean", "image_std", "patch_size",
+                                  "temporal_patch_size", "merge_size")}  # fmt: skip
+    audio = {k: flat[k] for k in ("feature_extractor_type", "feature_size", "sampling_rate", "hop_length", "n_fft",
+                                  "n_samples", "nb_max_frames", "padding_side", "padding_value", "dither",
+                                  "return_attention_mask")}  # fmt: skip
+    video = {k: v for k, v in image.items() if k != "image_processor_type"}
+    return {
+        "processor_class": "Qwen3OmniMoeProcessor",
+        "image_processor": {
+            **image,
+            "size": {"shortest_edge": flat["min_pixels"], "longest_edge": flat["max_pixels"]},
+        },
+        "feature_extractor": audio,
+        "video_processor": {
+            "video_processor_type": "Qwen2VLVideoProcessor",
+            **video,
+            "size": {"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
+        },
+    }
+
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif part.type == 'video' -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- elif part.type == 'audio' -%}
+{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
+{%- elif part.type == 'text' -%}
+{{- part.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
