@@ -83,8 +83,9 @@ class LeaseReleased:
 class OutputProduced:
     """A piece of a final output: `text`, or for media a payload, inline up to 64 KiB, else in the stage's output ring.
 
-    Audio: tensor `audio` with scalar `sample_rate_hz`. Image: tensor `image`, uint8 [height, width, 3]. `units` counts
-    the stage's own units in it. `eos` ends the output; `reason` says why, on the last piece only.
+    Audio: tensor `audio` with scalar `sample_rate_hz`. Image: tensor `image`, uint8 [height, width, 3]. A modality is
+    its type, with `_` and a label where a pipeline has several (`audio_mix`); the tensor is named after the type.
+    `units` counts the stage's own units in it. `eos` ends the output; `reason` says why, on the last piece only.
     """
 
     uid: int

@@ -15,7 +15,8 @@ class Emission:
     """What a row hands on to the stages it feeds: `units` more units, as a payload that can be concatenated.
 
     Along a stream, tensors of one name have one dtype and one trailing shape, so that a complete edge is the
-    concatenation of its pieces along dimension 0; of scalars with one name the last one holds.
+    concatenation of its pieces along dimension 0; of scalars with one name the last one holds. The payload's memory is
+    read until the message is put, which may be steps later: the runner must not write to it again.
     """
 
     consumer: str
@@ -25,7 +26,10 @@ class Emission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """A piece of a final output: `text`, or a payload with the tensor named after the modality."""
+    """A piece of a final output: `text`, or a payload with a tensor named after the modality's type.
+
+    The type is the modality up to its first underscore: `audio` and `audio_mix` both carry a tensor `audio`.
+    """
 
     modality: str
     units: int
