@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Lease:
     """`number` counts up per producing process and is never reused; (`owner`, `number`) is unique in a run.
 
-    `owner` is the process whose ring it is (`thinker.0`, or `request` for the parent's input ring), `slot` the slot.
+    `owner` is the process whose ring it is (`thinker.0`; `request.thinker` for the ring by which the parent feeds it),
+    `slot` the slot.
     """
 
     owner: str

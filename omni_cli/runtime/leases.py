@@ -10,6 +10,7 @@ from omni_cli.runtime.lifecycle import LEASE, advance
 from omni_cli.runtime.lifecycle import Lease as State
 from stages.events import LeaseReleased, MessagePut, OutputProduced
 from stages.lease import Lease
+from stages.messages import REQUEST
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class LeaseLedger:
         elif isinstance(event, OutputProduced):
             self._put(source, event.uid, event.lease)
         elif isinstance(event, MediaPut):
-            self._put("request", event.uid, event.lease)
+            self._put(f"{REQUEST}.{event.consumer}", event.uid, event.lease)
         elif isinstance(event, LeaseGranted):
             self._move(event.lease, event.uid, "granted", "").reader = event.reader
         elif isinstance(event, LeaseReleased):

@@ -1,0 +1,228 @@
+"""The asyncio shell around the orchestrator: threads to the workers, timers, one async stream of chunks per request.
+
+`omni run`, `omni serve` and `omni bench` all drive this class. It decides nothing about requests itself.
+"""
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from types import TracebackType
+
+from omni_cli.errors import InputError
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.events import Listener
+from omni_cli.runtime.media_gate import MediaGate
+from omni_cli.runtime.orchestrator import Orchestrator
+from omni_cli.runtime.processes import Processes
+from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd, RequestError
+from omni_cli.runtime.stage_client import Received, StageClient
+from stages.errors import describe
+from stages.events import StepReport
+from stages.messages import LogLine, ProcessFailed
+
+log = logging.getLogger("omni.runtime")
+
+
+def draw_seed() -> int:
+    """A seed for a request that came without one: 63 bits."""
+    return secrets.randbits(63)
+
+
+class OmniEngine:
+    """Serves requests over started stage processes. Use as an async context manager, in one event loop.
+
+    `clock` is CLOCK_MONOTONIC in ns, the clock of every stamp in a trace.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        processes: Processes,
+        *,
+        listeners: tuple[Listener, ...] = (),
+        clock: Callable[[], int] = time.monotonic_ns,
+        draw_seed: Callable[[], int] = draw_seed,
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._streams: dict[int, asyncio.Queue[OutputChunk | RequestEnd]] = {}
+        self._uids: dict[str, int] = {}
+        self._next_uid = itertools.count(1)
+        self._received: deque[tuple[StageClient, Received]] = deque()
+        self._clients = {h.process: StageClient(h, self._on_receive) for h in processes.replicas}
+        self._handles = {h.process: h for h in processes.replicas}
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._failure: Exception | None = None
+        self.dead: dict[str, str] = {}
+        self._orchestrator = Orchestrator(
+            plan,
+            clock=clock,
+            draw_seed=draw_seed,
+            listeners=listeners,
+            media=MediaGate(processes.media_ports),
+            output_ports=processes.output_ports,
+            on_chunk=lambda uid, chunk: self._streams[uid].put_nowait(chunk),
+            on_end=lambda uid, end: self._streams[uid].put_nowait(end),
+        )
+
+    async def __aenter__(self) -> "OmniEngine":
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._woken = False
+        for client in self._clients.values():
+            client.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Cancels what is still in flight, waits for the stages to let go of it, and ends the writer threads.
+
+        The processes are the launcher's to stop, after this.
+        """
+        for uid in tuple(self._streams):
+            self._give_up(uid, "the engine is closing")
+        try:
+            await asyncio.wait_for(self._idle.wait(), self._plan.drain_timeout_s)
+        except TimeoutError:
+            log.warning("requests were still in a stage after deploy.drain_timeout_s=%g", self._plan.drain_timeout_s)
+        self._closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for client in self._clients.values():
+            client.close()
+
+    def check(self, request: OmniRequest) -> None:
+        """InputError for what this deployment cannot do; nothing has been taken on then."""
+        for modality in request.outputs:
+            if modality not in self._plan.outputs:
+                raise InputError(
+                    f"request {request.request_id}: {modality} is not available in this deployment, "
+                    f"which gives {', '.join(sorted(self._plan.outputs))} (deploy.outputs)",
+                    param="modalities",
+                )
+        if not request.outputs:
+            raise InputError(f"request {request.request_id}: modalities is empty", param="modalities")
+        if request.request_id in self._uids:
+            raise InputError(f"request id {request.request_id!r} is in flight already", param="id")
+
+    async def generate(self, request: OmniRequest) -> AsyncIterator[OutputChunk]:
+        """All pieces of all outputs of a request, as they come. Leaving the iterator early cancels the request.
+
+        Raises InputError before anything is scheduled, RequestError if the request fails or is cancelled.
+        """
+        self.check(request)
+        uid = self._admit(request)
+        stream = self._streams[uid]
+        try:
+            while True:
+                item = await stream.get()
+                if isinstance(item, OutputChunk):
+                    yield item
+                    continue
+                if item.outcome != "finished":
+                    raise RequestError(request.request_id, item)
+                return
+        finally:
+            self._give_up(uid, "the caller left")
+            del self._streams[uid]
+            del self._uids[request.request_id]
+
+    def cancel(self, request_id: str, reason: str = "cancelled by the caller") -> bool:
+        """Cancels a request in flight; its `generate` raises RequestError. False if it is not in flight."""
+        uid = self._uids.get(request_id)
+        if uid is None:
+            return False
+        self._give_up(uid, reason)
+        return True
+
+    def _give_up(self, uid: int, reason: str) -> None:
+        if self._failure is None:
+            self._orchestrator.cancel(uid, reason)
+            self._flush()
+
+    def _admit(self, request: OmniRequest) -> int:
+        if self._failure is not None:
+            raise self._failure
+        stream: asyncio.Queue[OutputChunk | RequestEnd] = asyncio.Queue()
+        uid = next(self._next_uid)
+        self._streams[uid] = stream
+        self._uids[request.request_id] = uid
+        try:
+            self._orchestrator.admit(uid, request)
+            self._flush()
+        except Exception as error:
+            self._break(error)
+        return uid
+
+    def _on_receive(self, client: StageClient, message: Received) -> None:
+        """In a reader thread: one wake-up of the loop for all that has come since the last one."""
+        self._received.append((client, message))
+        if not self._woken:
+            self._woken = True
+            try:
+                self._loop.call_soon_threadsafe(self._turn)
+            except RuntimeError:  # the loop is closed: nobody is left to be told
+                log.debug("%s: a message after the end was not taken in", client.process)
+
+    def _turn(self) -> None:
+        """One turn of the loop: take in everything that has come, then answer each worker at most once."""
+        self._woken = False
+        try:
+            while self._received:
+                self._take_in(*self._received.popleft())
+            self._flush()
+        except Exception as error:
+            self._break(error)
+
+    def _take_in(self, client: StageClient, message: Received) -> None:
+        if isinstance(message, StepReport):
+            self._orchestrator.report(message)
+        elif isinstance(message, LogLine):
+            logging.getLogger(f"omni.stage.{message.process}").log(message.level, "%s", message.text)
+        elif isinstance(message, ProcessFailed):
+            log.error("%s failed: %s\n%s", message.process, message.error.message, message.error.trace)
+        elif not self._closing:
+            self._on_death(client.process)
+
+    def _break(self, error: Exception) -> None:
+        """A fault of the runtime itself: no request is left hanging, and no new one is taken on."""
+        log.critical("the orchestrator failed", exc_info=error)
+        self._failure = error
+        end = RequestEnd(outcome="failed", error=describe(error, ""))
+        for stream in self._streams.values():
+            stream.put_nowait(end)
+        self._idle.set()
+
+    def _on_death(self, process: str) -> None:
+        cause = self._handles[process].death()
+        self.dead[process] = cause
+        log.error("stage process %s is dead: %s", process, cause)
+        self._orchestrator.died(process, cause)
+
+    def _flush(self) -> None:
+        for process, turn in self._orchestrator.take_turns().items():
+            self._clients[process].send(turn)
+        if self._orchestrator.idle:
+            self._idle.set()
+        else:
+            self._idle.clear()
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        deadline = self._orchestrator.next_deadline_ns()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if deadline is not None and not self._closing:
+            self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._expire)
+
+    def _expire(self) -> None:
+        self._orchestrator.expire()
+        self._flush()

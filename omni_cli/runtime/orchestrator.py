@@ -1,0 +1,434 @@
+"""Moves requests along the edges: takes in the stages' events, answers with commands. One synchronous state machine.
+
+It has no threads, no loop and no clock of its own, so that a replay can drive it. It never touches a tensor: payloads
+pass as references, only final outputs and input media go through the two ports that the launcher holds.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime import events
+from omni_cli.runtime.leases import LeaseLedger
+from omni_cli.runtime.lifecycle import (
+    OUTPUT_ENDED,
+    REQUEST_ENDED,
+    STAGE_ENDED,
+    IllegalTransition,
+    Lease,
+    Lifecycle,
+    Output,
+)
+from omni_cli.runtime.media_gate import MediaGate, is_media
+from omni_cli.runtime.processes import OutputPort
+from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
+from omni_cli.runtime.router import Route, Router
+from omni_cli.runtime.stage_pool import NoReplica, StagePool
+from stages.errors import ErrorInfo, PayloadTooLarge, describe
+from stages.events import (
+    LeaseReleased,
+    MessagePut,
+    OutputProduced,
+    StageCancelled,
+    StageFailed,
+    StageFinished,
+    StepReport,
+)
+from stages.lease import Lease as SlotLease
+from stages.messages import Cancel, Command, Deliver, Reclaim, Sampling, StageRequest, StreamMessage, Submit, Turn
+from stages.payload import Payload
+
+log = logging.getLogger("omni.runtime")
+
+
+@dataclass(slots=True)
+class Flight:
+    """A request in flight: what was asked for, its way, and when its time is up (ns, None for never)."""
+
+    request: OmniRequest
+    seed: int
+    route: Route
+    deadline_ns: int | None = None
+
+
+class Orchestrator:
+    """One request after the other, from admission to its end.
+
+    `clock` gives CLOCK_MONOTONIC in ns, `draw_seed` a seed for a request without one. `on_chunk(uid, chunk)` and
+    `on_end(uid, end)` hear what the caller of the request shall hear. After any call, `take_turns()` has the commands.
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        *,
+        clock: Callable[[], int],
+        draw_seed: Callable[[], int],
+        listeners: tuple[events.Listener, ...],
+        media: MediaGate,
+        output_ports: Mapping[str, OutputPort],
+        on_chunk: Callable[[int, OutputChunk], None],
+        on_end: Callable[[int, RequestEnd], None],
+    ) -> None:
+        self._plan = plan
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._listeners = list(listeners)
+        self._media = media
+        self._output_ports = output_ports
+        self._on_chunk = on_chunk
+        self._on_end = on_end
+        self._router = Router(plan)
+        self._pools = {
+            stage.name: StagePool(stage.name, tuple(f"{stage.name}.{r.index}" for r in stage.replicas))
+            for stage in plan.stages
+        }
+        self._lifecycle = Lifecycle()
+        self._ledger = LeaseLedger()
+        self._flights: dict[int, Flight] = {}
+        self._dead: set[str] = set()
+        self._waiting_for_room: deque[int] = deque()
+        self._turns: dict[str, list[Command]] = {}
+
+    # what the engine asks
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self._lifecycle
+
+    @property
+    def ledger(self) -> LeaseLedger:
+        return self._ledger
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left of any request, neither here nor in a stage."""
+        return not self._flights and not len(self._ledger)
+
+    def next_deadline_ns(self) -> int | None:
+        return min((f.deadline_ns for f in self._flights.values() if f.deadline_ns is not None), default=None)
+
+    def take_turns(self) -> dict[str, Turn]:
+        """Lets in who is waiting, then says what each worker has to be told since the last call, in order."""
+        self._enter_waiting()
+        turns, self._turns = self._turns, {}
+        now = self._clock()
+        return {process: Turn(commands=tuple(commands), sent_ns=now) for process, commands in turns.items()}
+
+    # what happens
+
+    def admit(self, uid: int, request: OmniRequest) -> None:
+        """Takes a valid request on; it enters its first stages with the next turns. `uid` is never used twice."""
+        seed = request.seed if request.seed is not None else self._draw_seed()
+        route = self._router.route(frozenset(request.outputs), bool(request.media.tensors))
+        self._flights[uid] = Flight(request=request, seed=seed, route=route)
+        self._emit(
+            events.RequestAdmitted(
+                t_ns=self._clock(),
+                uid=uid,
+                request_id=request.request_id,
+                seed=seed,
+                outputs=request.outputs,
+                stages=tuple(route.stages),
+                timeout_s=request.timeout_s,
+            )
+        )
+        self._waiting_for_room.append(uid)
+
+    def report(self, report: StepReport) -> None:
+        """Takes in all that a worker has to tell."""
+        if report.process in self._dead:
+            return
+        for event in report.events:
+            try:
+                self._emit(event, report.process)
+            except IllegalTransition as error:
+                self._on_illegal(error, report.process)
+                continue
+            handler = _HANDLERS.get(type(event))
+            if handler is not None:
+                handler(self, report.process, event)
+
+    def died(self, process: str, cause: str, expected: bool = False) -> None:
+        """A worker has died: its requests fail, its leases come back, the others go on."""
+        self._dead.add(process)
+        stage = process.rpartition(".")[0]
+        self._pools[stage].lose(process)
+        self._turns.pop(process, None)
+        lost = [
+            uid
+            for uid, record in self._lifecycle.requests.items()
+            if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
+        ]
+        self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=expected, cause=cause))
+        for holding in (*self._ledger.held_by_owner(process), *self._ledger.read_by(process)):
+            self._drop(holding.uid, holding.lease)
+        for uid in lost:
+            error = ErrorInfo(kind="ProcessDied", message=f"{process}: {cause}", fault="server", stage=stage)
+            self._fail(uid, error)
+            self._close_if_over(uid)
+
+    def cancel(self, uid: int, reason: str) -> None:
+        """The caller gives the request up. One that has ended already stays as it ended."""
+        if uid in self._flights and self._lifecycle.requests[uid].state not in REQUEST_ENDED:
+            self._end_outputs(uid, "cancelled")
+            self._emit(events.RequestCancelled(t_ns=self._clock(), uid=uid, reason=reason))
+            self._on_end(uid, RequestEnd(outcome="cancelled"))
+            self._wind_down(uid)
+
+    def expire(self) -> None:
+        """Fails every request whose time is up."""
+        now = self._clock()
+        due = [uid for uid, f in self._flights.items() if f.deadline_ns is not None and f.deadline_ns <= now]
+        for uid in due:
+            self._flights[uid].deadline_ns = None
+            stages = self._lifecycle.requests[uid].stages
+            where = ", ".join(f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED)
+            message = f"not done after timeout_s={self._flights[uid].request.timeout_s:g} ({where or 'in no stage'})"
+            stage = next((name for name, s in stages.items() if s.state not in STAGE_ENDED), "")
+            self._fail(uid, ErrorInfo(kind="DeadlineExceeded", message=message, fault="server", stage=stage))
+
+    # events of the stages
+
+    def _message_put(self, process: str, event: MessagePut) -> None:
+        message = event.message
+        record = self._lifecycle.requests[event.uid]
+        consumer = record.stages.get(message.consumer)
+        if record.state in REQUEST_ENDED or (consumer is not None and consumer.state in STAGE_ENDED):
+            if message.lease is not None:
+                self._drop(event.uid, message.lease)
+            return
+        if consumer is None:
+            try:
+                self._submit(event.uid, message.consumer)
+            except NoReplica as error:
+                if message.lease is not None:
+                    self._drop(event.uid, message.lease)
+                self._fail(event.uid, describe(error, message.consumer))
+                return
+        self._deliver(event.uid, message)
+
+    def _lease_released(self, process: str, event: LeaseReleased) -> None:
+        self._reclaim(event.lease)
+        self._close_if_over(event.uid)
+
+    def _output_produced(self, process: str, event: OutputProduced) -> None:
+        uid = event.uid
+        wanted = self._lifecycle.requests[uid].state not in REQUEST_ENDED
+        payload = None
+        if event.ref is not None:
+            payload = self._read_output(process, event) if wanted else None
+        if event.lease is not None:
+            self._emit(events.LeaseRead(t_ns=self._clock(), uid=uid, lease=event.lease))
+            self._reclaim(event.lease)
+        if not wanted:
+            return
+        self._on_chunk(
+            uid,
+            OutputChunk(
+                modality=event.modality,
+                seq=event.seq,
+                units=event.units,
+                eos=event.eos,
+                text=event.text,
+                payload=payload,
+                reason=event.reason,
+            ),
+        )
+        if event.eos:
+            self._finish_output(uid, event.modality, "empty" if event.reason == "empty" else "finished")
+
+    def _read_output(self, process: str, event: OutputProduced) -> Payload:
+        """The payload with bytes of its own: the slot goes back at once."""
+        assert event.ref is not None
+        payload = self._output_ports[process].get(event.ref)
+        tensors = tuple(replace(t, data=memoryview(bytes(t.data))) for t in payload.tensors)
+        return Payload(tensors=tensors, meta=payload.meta)
+
+    def _stage_finished(self, process: str, event: StageFinished | StageCancelled) -> None:
+        self._leave_stage(event.uid, process)
+
+    def _stage_failed(self, process: str, event: StageFailed) -> None:
+        self._leave_stage(event.uid, process, close=False)
+        self._fail(event.uid, event.error)
+        self._close_if_over(event.uid)
+
+    # steps of a request
+
+    def _enter_waiting(self) -> None:
+        """Submits admitted requests in order, as far as their media find room in the input rings."""
+        while self._waiting_for_room:
+            uid = self._waiting_for_room[0]
+            flight = self._flights.get(uid)
+            if flight is not None and self._lifecycle.requests[uid].state not in REQUEST_ENDED:
+                try:
+                    if not self._enter(uid, flight):
+                        return
+                except (NoReplica, PayloadTooLarge) as error:
+                    self._fail(uid, describe(error, flight.route.entries[0]))
+            self._waiting_for_room.popleft()
+
+    def _enter(self, uid: int, flight: Flight) -> bool:
+        """False if the media of the request do not fit now; nothing has happened then."""
+        messages = self._media.put(uid, flight.route, flight.request.media)
+        if messages is None:
+            return False
+        if flight.request.timeout_s is not None:
+            flight.deadline_ns = self._clock() + round(flight.request.timeout_s * 1e9)
+        for message in messages:
+            nbytes = message.ref.nbytes if message.ref else 0
+            self._emit(
+                events.MediaPut(
+                    t_ns=self._clock(), uid=uid, consumer=message.consumer, lease=message.lease, nbytes=nbytes
+                )
+            )
+        for stage in flight.route.entries:
+            self._submit(uid, stage)
+        for message in messages:
+            self._deliver(uid, message)
+        return True
+
+    def _submit(self, uid: int, stage: str) -> None:
+        flight = self._flights[uid]
+        request, route = flight.request, flight.route.stages[stage]
+        process = self._pools[stage].pick(uid)
+        self._emit(
+            events.StageSubmitted(t_ns=self._clock(), uid=uid, stage=stage, process=process, waits_for=route.inputs)
+        )
+        self._say(
+            process,
+            Submit(
+                request=StageRequest(
+                    uid=uid,
+                    seed=flight.seed,
+                    inputs=route.inputs,
+                    consumers=route.consumers,
+                    outputs=route.outputs,
+                    sampling=request.sampling.get(stage, Sampling()),
+                    conversation=request.conversation if stage in flight.route.entries else (),
+                    voice=request.voice,
+                    options=request.options,
+                )
+            ),
+        )
+
+    def _deliver(self, uid: int, message: StreamMessage) -> None:
+        reader = self._lifecycle.requests[uid].stages[message.consumer].process
+        if message.lease is not None:
+            self._emit(
+                events.LeaseGranted(
+                    t_ns=self._clock(),
+                    uid=uid,
+                    lease=message.lease,
+                    producer=message.producer,
+                    reader=reader,
+                    seq=message.seq,
+                )
+            )
+        self._say(reader, Deliver(message=message))
+
+    def _finish_output(self, uid: int, modality: str, outcome: str) -> None:
+        record = self._lifecycle.requests[uid]
+        output = record.outputs[modality]
+        self._emit(
+            events.OutputFinished(
+                t_ns=self._clock(),
+                uid=uid,
+                modality=modality,
+                outcome=outcome,  # type: ignore[arg-type]
+                units=output.units,
+                chunks=output.chunks,
+            )
+        )
+        if all(o.state in (Output.FINISHED, Output.EMPTY) for o in record.outputs.values()):
+            self._flights[uid].deadline_ns = None
+            self._emit(events.RequestFinished(t_ns=self._clock(), uid=uid))
+            self._on_end(uid, RequestEnd(outcome="finished"))
+
+    def _fail(self, uid: int, error: ErrorInfo) -> None:
+        """The request fails, unless it has ended already; what is left of it in other stages is cancelled."""
+        if self._lifecycle.requests[uid].state in REQUEST_ENDED:
+            return
+        self._end_outputs(uid, "failed")
+        self._emit(events.RequestFailed(t_ns=self._clock(), uid=uid, error=error))
+        self._on_end(uid, RequestEnd(outcome="failed", error=error))
+        self._wind_down(uid)
+
+    def _end_outputs(self, uid: int, outcome: str) -> None:
+        for modality, output in self._lifecycle.requests[uid].outputs.items():
+            if output.state not in OUTPUT_ENDED:
+                self._finish_output(uid, modality, outcome)
+
+    def _wind_down(self, uid: int) -> None:
+        self._flights[uid].deadline_ns = None
+        for holding in self._ledger.live():
+            if holding.uid == uid and holding.state is Lease.HELD:
+                self._drop(uid, holding.lease)
+        for stage, record in self._lifecycle.requests[uid].stages.items():
+            if record.state not in STAGE_ENDED:
+                self._emit(events.StageCancelling(t_ns=self._clock(), uid=uid, stage=stage))
+                self._say(record.process, Cancel(uid=uid))
+        self._close_if_over(uid)
+
+    def _leave_stage(self, uid: int, process: str, close: bool = True) -> None:
+        stage = process.rpartition(".")[0]
+        if self._lifecycle.requests[uid].stages[stage].state in STAGE_ENDED:
+            self._pools[stage].release(uid)
+            if close:
+                self._close_if_over(uid)
+
+    def _close_if_over(self, uid: int) -> None:
+        """Forgets a request once it has ended for its caller and in every stage."""
+        record = self._lifecycle.requests.get(uid)
+        if record is not None and record.over:
+            self._lifecycle.forget(uid)
+            del self._flights[uid]
+            for stage in record.stages:
+                self._pools[stage].release(uid)
+
+    # leases and words
+
+    def _drop(self, uid: int, lease: SlotLease) -> None:
+        self._emit(events.LeaseDropped(t_ns=self._clock(), uid=uid, lease=lease))
+        self._reclaim(lease)
+
+    def _reclaim(self, lease: SlotLease) -> None:
+        """The slot goes back to its owner, if that is still alive."""
+        if is_media(lease):
+            self._media.reclaim(lease)
+        else:
+            self._say(lease.owner, Reclaim(leases=(lease,)))
+
+    def _say(self, process: str, command: Command) -> None:
+        if process not in self._dead:
+            self._turns.setdefault(process, []).append(command)
+
+    def _on_illegal(self, error: IllegalTransition, process: str) -> None:
+        """A stage broke the protocol: its request fails, the run goes on."""
+        log.error("%s: %s", process, error)
+        if error.uid in self._flights:
+            stage = process.rpartition(".")[0]
+            self._fail(error.uid, ErrorInfo(kind="ProtocolError", message=str(error), fault="server", stage=stage))
+
+    def _emit(self, event: events.Event, source: str = events.CONTROL) -> None:
+        """State first, then everybody who listens. A listener that raises is not called again."""
+        self._lifecycle.apply(source, event)
+        self._ledger.apply(source, event)
+        for listener in tuple(self._listeners):
+            try:
+                listener(source, event)
+            except Exception:
+                log.exception("a listener failed and is not called again: %r", listener)
+                self._listeners.remove(listener)
+
+
+_HANDLERS: Mapping[type, Callable[..., None]] = {
+    MessagePut: Orchestrator._message_put,
+    LeaseReleased: Orchestrator._lease_released,
+    OutputProduced: Orchestrator._output_produced,
+    StageFinished: Orchestrator._stage_finished,
+    StageCancelled: Orchestrator._stage_finished,
+    StageFailed: Orchestrator._stage_failed,
+}

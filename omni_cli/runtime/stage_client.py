@@ -1,0 +1,64 @@
+"""One worker's two threads in the parent: the event loop never touches a queue itself, since a pipe can block."""
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from omni_cli.runtime.processes import StageHandle
+from stages.events import StepReport
+from stages.messages import LogLine, ProcessFailed, Turn
+
+Received = StepReport | LogLine | ProcessFailed | None  # None: the process is dead
+
+
+class StageClient:
+    """Sends turns to and receives reports from one replica. What waits to be sent is bounded by admission.
+
+    `on_receive(client, message)` is called in the reader thread; the last call has None.
+    """
+
+    def __init__(self, handle: StageHandle, on_receive: Callable[["StageClient", Received], None]) -> None:
+        self.handle = handle
+        self.process = handle.process
+        self._on_receive = on_receive
+        self._outbox: SimpleQueue[Turn | None] = SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._read, name=f"read {self.process}", daemon=True),
+            threading.Thread(target=self._write, name=f"write {self.process}", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, turn: Turn) -> None:
+        """Never blocks. To a dead process nothing is sent; its death is reported by the reader."""
+        self._outbox.put(turn)
+
+    def close(self) -> None:
+        """Ends the writer, after what is queued. The reader ends with the process."""
+        self._outbox.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        """Waits for both threads; False if one of them is still there."""
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message: Received = self.handle.receive()
+            except (EOFError, OSError):
+                message = None
+            self._on_receive(self, message)
+            if message is None:
+                self._outbox.put(None)
+                return
+
+    def _write(self) -> None:
+        while (turn := self._outbox.get()) is not None:
+            try:
+                self.handle.send(turn)
+            except OSError:
+                return

@@ -1,0 +1,277 @@
+"""Stages without processes: they answer an orchestrator's commands with the events that a real worker would send.
+
+What a stage does next is the caller's choice, so that a property test can drive every interleaving.
+"""
+
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
+
+from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
+from omni_cli.runtime.media_gate import MediaGate
+from omni_cli.runtime.orchestrator import Orchestrator
+from omni_cli.runtime.request import OmniRequest
+from stages.errors import ErrorInfo
+from stages.events import (
+    InputReady,
+    LeaseReleased,
+    MessageGot,
+    MessagePut,
+    OutputProduced,
+    Scheduled,
+    StageCancelled,
+    StageFailed,
+    StageFinished,
+    StepDone,
+    StepReport,
+    StepRow,
+)
+from stages.lease import Lease
+from stages.messages import Cancel, Deliver, Reclaim, StageRequest, StreamMessage, Submit, Turn
+from stages.payload import Payload, PayloadRef
+
+LINE = {"thinker": (), "talker": ("thinker",), "code2wav": ("talker",)}
+LINE_OUTPUTS = {"text": "thinker", "audio": "code2wav"}
+DIAMOND = {"a": (), "b": ("a",), "c": ("a",), "d": ("a", "b", "c")}
+DIAMOND_OUTPUTS = {"text": "a", "left": "b", "sum": "d"}
+
+
+def edge(producer: str, consumer: str) -> EdgePlan:
+    return EdgePlan(
+        producer=producer, consumer=consumer, mode="complete", connector="shm", slots=8, ring_bytes=1 << 20, key="k"
+    )
+
+
+def make_plan(graph: dict[str, tuple[str, ...]], outputs: dict[str, str], replicas: int = 1, media: bool = False):
+    def stage(name: str, producers: tuple[str, ...]) -> StagePlan:
+        inputs = [edge(p, name) for p in producers]
+        if not producers and media:
+            inputs = [edge("request", name)]
+        return StagePlan(
+            name=name,
+            execution_type="llm_ar",
+            replicas=tuple(ReplicaPlan(index=i, devices=()) for i in range(replicas)),
+            max_batch=4,
+            memory_fraction=0.0,
+            startup_timeout_s=60,
+            threads=1,
+            inputs=tuple(inputs),
+            consumers=tuple(edge(name, c) for c, ps in graph.items() if name in ps),
+            outputs=tuple(m for m, s in outputs.items() if s == name),
+        )
+
+    return ExecutionPlan(
+        recipe="test",
+        pipeline="test",
+        family="synthetic",
+        model=ModelPlan(path="", load_format="auto", dtype="float32"),
+        stages=tuple(stage(name, producers) for name, producers in graph.items()),
+        outputs=outputs,
+        media=("image",),
+        voices=(),
+        physical_devices=(),
+        drain_timeout_s=1,
+    )
+
+
+@dataclass
+class Job:
+    """A request in a simulated stage: `todo` is the rest of its events, in order, once it may run."""
+
+    request: StageRequest
+    waiting: set[str]
+    todo: deque[str] = field(default_factory=deque)
+    ready: bool = False
+    delivered: list[Lease] = field(default_factory=list)
+    position: int = 0
+
+
+class SimStage:
+    """One replica. `inbox` holds commands that it has not read yet; `held` its ring's slots in use."""
+
+    def __init__(self, process: str, clock) -> None:
+        self.process = process
+        self.stage = process.rpartition(".")[0]
+        self.clock = clock
+        self.inbox: deque = deque()
+        self.jobs: dict[int, Job] = {}
+        self.held: set[int] = set()
+        self.numbers = itertools.count()
+        self.reports = itertools.count()
+        self.steps = itertools.count()
+        self.fail_next = False
+
+    def report(self, *events) -> StepReport:
+        return StepReport(process=self.process, seq=next(self.reports), events=events)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.inbox) or any(job.ready for job in self.jobs.values())
+
+    def act(self, pick: int) -> StepReport | None:
+        """Reads one command, or does one step of one job."""
+        ready = [uid for uid, job in self.jobs.items() if job.ready]
+        choices = len(ready) + (1 if self.inbox else 0)
+        if not choices:
+            return None
+        index = pick % choices
+        events = self.step(ready[index]) if index < len(ready) else self.read(self.inbox.popleft())
+        return self.report(*events) if events else None
+
+    def lease(self) -> Lease:
+        number = next(self.numbers)
+        self.held.add(number)
+        return Lease(owner=self.process, number=number, slot=number)
+
+    def read(self, command) -> list:
+        t = self.clock()
+        if isinstance(command, Submit):
+            job = Job(request=command.request, waiting=set(command.request.inputs))
+            self.jobs[command.request.uid] = job
+            return self.make_ready(job) if not job.waiting else []
+        if isinstance(command, Reclaim):
+            for lease in command.leases:
+                self.held.remove(lease.number)
+            return []
+        if isinstance(command, Deliver):
+            return self.take(command.message)
+        assert isinstance(command, Cancel)
+        self.jobs.pop(command.uid, None)
+        return [StageCancelled(uid=command.uid, t_ns=t)]
+
+    def take(self, message: StreamMessage) -> list:
+        t = self.clock()
+        released = [LeaseReleased(uid=message.uid, t_ns=t, lease=message.lease)] if message.lease else []
+        job = self.jobs.get(message.uid)
+        if job is None:
+            return released
+        got = [MessageGot(uid=message.uid, t_ns=t, producer=message.producer, seq=message.seq)]
+        if message.eos:
+            job.waiting.discard(message.producer)
+        return got + released + ([] if job.waiting else self.make_ready(job))
+
+    def make_ready(self, job: Job) -> list:
+        job.ready = True
+        job.todo = deque(["scheduled", "step"])
+        job.todo.extend(f"output {m}" for m in job.request.outputs)
+        job.todo.extend(f"put {c}" for c in job.request.consumers)
+        job.todo.append("finish")
+        return [InputReady(uid=job.request.uid, t_ns=self.clock())]
+
+    def step(self, uid: int) -> list:
+        job, t = self.jobs[uid], self.clock()
+        if self.fail_next:
+            self.fail_next = False
+            del self.jobs[uid]
+            error = ErrorInfo(kind="Boom", message="asked for", fault="server", stage=self.stage)
+            return [StageFailed(uid=uid, t_ns=t, error=error)]
+        what, _, name = job.todo.popleft().partition(" ")
+        if what == "scheduled":
+            return [Scheduled(uid=uid, t_ns=t)]
+        if what == "step":
+            row = StepRow(uid=uid, phase="decode", position=0, units=1)
+            return [StepDone(index=next(self.steps), t_ns=t, end_ns=t, rows=(row,))]
+        if what == "output":
+            return [OutputProduced(uid=uid, t_ns=t, modality=name, seq=0, units=1, eos=True, text=name, reason="stop")]
+        if what == "put":
+            ref = PayloadRef(tensors=(), meta=(), nbytes=0)
+            message = StreamMessage(
+                uid=uid, producer=self.stage, consumer=name, seq=0, units=1, eos=True, ref=ref, lease=self.lease()
+            )
+            return [MessagePut(uid=uid, t_ns=t, message=message)]
+        del self.jobs[uid]
+        return [StageFinished(uid=uid, t_ns=t, reason="stop", units=1)]
+
+
+class SimPort:
+    """An input ring of `slots` slots."""
+
+    def __init__(self, stage: str, slots: int = 2) -> None:
+        self.owner = f"request.{stage}"
+        self.slots = slots
+        self.held: set[int] = set()
+        self.numbers = itertools.count()
+
+    def put(self, pieces):
+        if len(self.held) == self.slots:
+            return None
+        number = next(self.numbers)
+        self.held.add(number)
+        ref = PayloadRef(tensors=(), meta=(), nbytes=7)
+        return ref, Lease(owner=self.owner, number=number, slot=number)
+
+    def reclaim(self, lease: Lease) -> None:
+        self.held.remove(lease.number)
+
+
+class World:
+    """An orchestrator over simulated stages, a clock that counts, and everything that was heard."""
+
+    def __init__(self, graph=LINE, outputs=LINE_OUTPUTS, replicas: int = 1, media: bool = False) -> None:
+        self.now = 0
+        self.plan = make_plan(graph, outputs, replicas, media)
+        self.stages = {
+            f"{s.name}.{r.index}": SimStage(f"{s.name}.{r.index}", self.tick)
+            for s in self.plan.stages
+            for r in s.replicas
+        }
+        self.ports = {
+            s.name: SimPort(s.name) for s in self.plan.stages if s.inputs and s.inputs[0].producer == "request"
+        }
+        self.events: list = []
+        self.chunks: list = []
+        self.ends: list = []
+        self.orchestrator = Orchestrator(
+            self.plan,
+            clock=self.tick,
+            draw_seed=lambda: 7,
+            listeners=(lambda source, event: self.events.append((source, event)),),
+            media=MediaGate(self.ports),
+            output_ports={},
+            on_chunk=lambda uid, chunk: self.chunks.append((uid, chunk)),
+            on_end=lambda uid, end: self.ends.append((uid, end)),
+        )
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def admit(self, uid: int, outputs=("text", "audio"), media: Payload | None = None, timeout_s=None) -> None:
+        request = OmniRequest(
+            request_id=f"r{uid}", conversation=(), outputs=outputs, media=media or Payload(), timeout_s=timeout_s
+        )
+        self.orchestrator.admit(uid, request)
+        self.deliver()
+
+    def deliver(self) -> None:
+        for process, turn in self.orchestrator.take_turns().items():
+            assert isinstance(turn, Turn)
+            self.stages[process].inbox.extend(turn.commands)
+
+    def act(self, process: str, pick: int = 0) -> bool:
+        stage = self.stages.get(process)
+        report = stage.act(pick) if stage else None
+        if report is not None:
+            self.orchestrator.report(report)
+        self.deliver()
+        return report is not None
+
+    def kill(self, process: str) -> None:
+        if self.stages.pop(process, None):
+            self.orchestrator.died(process, "killed by SIGKILL")
+            self.deliver()
+
+    def cancel(self, uid: int) -> None:
+        self.orchestrator.cancel(uid, "asked for")
+        self.deliver()
+
+    def run(self) -> None:
+        """Until nothing moves any more."""
+        while any(stage.busy for stage in self.stages.values()):
+            for process in tuple(self.stages):
+                self.act(process)
+
+    def outcome(self, uid: int) -> str:
+        ends = [end.outcome for u, end in self.ends if u == uid]
+        assert len(ends) == 1, f"request {uid} ended {len(ends)} times"
+        return ends[0]

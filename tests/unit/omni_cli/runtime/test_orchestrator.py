@@ -1,0 +1,216 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_cli.runtime.events import LeaseDropped, OutputFinished, RequestFailed, StageSubmitted
+from stages.events import MessagePut, StepReport
+from stages.messages import StreamMessage
+from stages.payload import Payload, Tensor
+
+from .simulation import DIAMOND, DIAMOND_OUTPUTS, World
+
+IMAGE = Payload(tensors=(Tensor(name="media0", dtype="uint8", shape=(3,), data=memoryview(b"rgb")),))
+
+
+def kinds(world: World, kind: type) -> list:
+    return [event for _, event in world.events if isinstance(event, kind)]
+
+
+def test_a_request_passes_all_stages_and_leaves_nothing():
+    world = World()
+    world.admit(1)
+    world.run()
+    assert world.outcome(1) == "finished"
+    assert [c.modality for _, c in world.chunks] == ["text", "audio"]
+    assert world.orchestrator.idle
+    assert not any(stage.held or stage.jobs for stage in world.stages.values())
+
+
+def test_text_only_never_submits_the_later_stages():
+    world = World()
+    world.admit(1, outputs=("text",))
+    world.run()
+    assert world.outcome(1) == "finished"
+    assert [e.stage for e in kinds(world, StageSubmitted)] == ["thinker"]
+    assert not kinds(world, MessagePut)
+
+
+def test_text_alone_does_not_end_a_request_with_audio():
+    world = World()
+    world.admit(1)
+    while world.act("thinker.0"):
+        pass
+    assert [c.modality for _, c in world.chunks] == ["text"]
+    assert world.ends == []
+
+
+def test_a_fan_in_is_submitted_once_and_waits_for_all():
+    world = World(DIAMOND, DIAMOND_OUTPUTS)
+    world.admit(1, outputs=("sum",))
+    world.run()
+    assert world.outcome(1) == "finished"
+    submitted = {e.stage: e.waits_for for e in kinds(world, StageSubmitted)}
+    assert submitted == {"a": (), "b": ("a",), "c": ("a",), "d": ("a", "b", "c")}
+
+
+def test_a_failing_stage_fails_its_request_and_spares_the_other():
+    world = World()
+    world.admit(1)
+    world.act("thinker.0")  # reads the submission of 1
+    world.stages["thinker.0"].fail_next = True
+    world.act("thinker.0")
+    world.admit(2)
+    world.run()
+    assert world.outcome(1) == "failed"
+    assert world.outcome(2) == "finished"
+    (failed,) = kinds(world, RequestFailed)
+    assert (failed.error.stage, failed.error.kind) == ("thinker", "Boom")
+    assert {(e.modality, e.outcome) for e in kinds(world, OutputFinished) if e.uid == 1} == {
+        ("text", "failed"),
+        ("audio", "failed"),
+    }
+
+
+def test_a_dead_process_fails_its_requests_and_later_ones_at_once():
+    world = World()
+    world.admit(1)
+    world.kill("thinker.0")
+    assert world.outcome(1) == "failed"
+    world.admit(2)
+    assert world.outcome(2) == "failed"
+    assert world.orchestrator.idle
+
+
+def test_a_lost_replica_fails_only_its_own_requests():
+    world = World(replicas=2)
+    world.admit(1)
+    world.admit(2)
+    world.kill("thinker.0")
+    world.run()
+    assert sorted([world.outcome(1), world.outcome(2)]) == ["failed", "finished"]
+
+
+def test_a_message_that_nobody_can_read_any_more_is_dropped_and_its_slot_comes_back():
+    world = World()
+    world.admit(1)
+    for _ in range(4):  # read, scheduled, step, text; the put comes next
+        world.act("thinker.0")
+    world.cancel(1)
+    while world.act("thinker.0"):
+        pass
+    world.run()
+    assert world.outcome(1) == "cancelled"
+    assert len(kinds(world, LeaseDropped)) == 1
+    assert world.stages["thinker.0"].held == set()
+
+
+def test_the_deadline_runs_from_the_submission_and_frees_every_stage():
+    world = World()
+    world.admit(1, timeout_s=1e-6)  # 1000 ns; the clock counts calls
+    world.act("thinker.0")
+    world.orchestrator.expire()
+    assert world.ends == []
+    world.now += 2000
+    world.orchestrator.expire()
+    world.deliver()
+    world.run()
+    (failed,) = kinds(world, RequestFailed)
+    assert failed.error.kind == "DeadlineExceeded"
+    assert "thinker.0" in failed.error.message
+    assert world.orchestrator.idle
+
+
+def test_media_wait_for_room_in_the_input_ring_in_order():
+    world = World(media=True)
+    for uid in (1, 2, 3, 4):
+        world.admit(uid, media=IMAGE)
+    assert [e.uid for e in kinds(world, StageSubmitted)] == [1, 2]
+    world.run()
+    assert [world.outcome(uid) for uid in (1, 2, 3, 4)] == ["finished"] * 4
+    assert world.ports["thinker"].held == set()
+
+
+def test_a_stage_that_breaks_the_protocol_fails_the_request_and_not_the_run():
+    world = World()
+    world.admit(1)
+    world.act("thinker.0")
+    message = StreamMessage(uid=1, producer="thinker", consumer="talker", seq=3, units=1, eos=True)
+    world.act("thinker.0")
+    world.act("thinker.0")
+    world.orchestrator.report(
+        StepReport(process="thinker.0", seq=9, events=(MessagePut(uid=1, t_ns=0, message=message),))
+    )
+    world.deliver()
+    assert world.outcome(1) == "failed"
+    (failed,) = kinds(world, RequestFailed)
+    assert failed.error.kind == "ProtocolError"
+    world.admit(2)
+    world.run()
+    assert world.outcome(2) == "finished"
+
+
+def test_a_listener_that_raises_is_dropped_and_breaks_nothing(caplog: pytest.LogCaptureFixture):
+    world = World()
+    calls = []
+
+    def broken(source, event):
+        calls.append(event)
+        raise RuntimeError("no disk")
+
+    world.orchestrator._listeners.append(broken)
+    world.admit(1)
+    world.run()
+    assert world.outcome(1) == "finished"
+    assert len(calls) == 1
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("admit"), st.integers(0, 3)),
+    st.tuples(st.just("act"), st.integers(0, 1000)),
+    st.tuples(st.just("act"), st.integers(0, 1000)),
+    st.tuples(st.just("act"), st.integers(0, 1000)),
+    st.tuples(st.just("cancel"), st.integers(0, 10)),
+    st.tuples(st.just("fail"), st.integers(0, 7)),
+    st.tuples(st.just("expire"), st.just(0)),
+    st.tuples(st.just("kill"), st.integers(0, 30)),
+)
+WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
+
+
+@settings(max_examples=300, deadline=None)
+@given(actions=st.lists(ACTIONS, max_size=80), replicas=st.integers(1, 2), media=st.booleans())
+def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, replicas, media):
+    world = World(DIAMOND, DIAMOND_OUTPUTS, replicas=replicas, media=media)
+    processes = tuple(world.stages)
+    uid = 0
+    for what, number in actions:
+        if what == "admit":
+            uid += 1
+            world.admit(
+                uid,
+                outputs=WANTED[number],
+                media=IMAGE if media and uid % 2 else None,
+                timeout_s=1e-6 if number == 0 and uid % 3 == 0 else None,
+            )
+        elif what == "act":
+            world.act(processes[number % len(processes)], number // len(processes))
+        elif what == "cancel":
+            world.cancel(number)
+        elif what == "fail" and processes[number % len(processes)] in world.stages:
+            world.stages[processes[number % len(processes)]].fail_next = True
+        elif what == "expire":
+            world.now += 500
+            world.orchestrator.expire()
+            world.deliver()
+        elif what == "kill" and number < len(processes):
+            world.kill(processes[number])
+    world.run()
+    for number in range(1, uid + 1):
+        world.outcome(number)
+    assert world.orchestrator.idle
+    assert not world.orchestrator.lifecycle.requests
+    for stage in world.stages.values():
+        assert not stage.held
+        assert not stage.jobs
+    for port in world.ports.values():
+        assert not port.held
