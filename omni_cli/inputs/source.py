@@ -1,0 +1,71 @@
+"""Where request media comes from: a file or bytes, read once, with the name that every message about it uses.
+
+One snapshot of the bytes is sniffed, hashed and decoded, so a file that changes meanwhile cannot slip past a
+check. It does not look at the content.
+"""
+
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from omni_cli.errors import InputError
+
+Noun = Literal["image", "audio", "video", "text"]
+Media = Path | bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The bytes of one piece of media. `param` is the content part they came from; None for a file."""
+
+    label: str
+    param: str | None
+    data: bytes
+
+    def refuse(self, reason: str) -> InputError:
+        """The error to raise when this media cannot be used; it starts with the label."""
+        return InputError(f"{self.label}: {reason}", param=self.param)
+
+    def sha256(self) -> str:
+        """Hex digest of the bytes as they came."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+def open_source(media: Media, *, noun: Noun, label: str | None, max_bytes: int) -> Source:
+    """Reads a path (relative to the working folder) or takes bytes; refuses the absent, empty or too large.
+
+    Without a label a file is called by noun and absolute path, and bytes by the noun alone.
+    Raises InputError.
+    """
+    if isinstance(media, bytes):
+        source = Source(label=label or noun, param=label, data=media)
+    else:
+        path = os.path.abspath(media)
+        name = label or f"{noun} file {path}"
+        source = Source(label=name, param=None, data=_read(path, name, max_bytes))
+    if not source.data:
+        raise source.refuse("is empty (0 bytes)")
+    if len(source.data) > max_bytes:
+        raise source.refuse(_too_large(len(source.data), max_bytes))
+    return source
+
+
+def _read(path: str, label: str, max_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_ISREG(status.st_mode) and status.st_size > max_bytes:
+                raise InputError(f"{label}: {_too_large(status.st_size, max_bytes)}")
+            # One byte more than allowed: a pipe or a device declares no size, and must not fill the memory.
+            return file.read(max_bytes + 1)
+    except OSError as error:
+        raise InputError(f"{label}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:  # a path with a NUL character
+        raise InputError(f"{label}: is not a path: {error}") from error
+
+
+def _too_large(size: int, max_bytes: int) -> str:
+    return f"is larger than the limit of {max_bytes} bytes (it has at least {size})"

@@ -1,0 +1,36 @@
+"""Prompt text: UTF-8 whatever the locale, and never nothing at all.
+
+Text is data: it is not stripped, expanded or interpreted here.
+"""
+
+from collections.abc import Iterable
+
+from omni_cli.errors import InputError
+from omni_cli.inputs.limits import InputLimits
+from omni_cli.inputs.source import Media, open_source
+
+
+def decode_text(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> str:
+    """The text of a file or of bytes; a leading byte order mark is dropped. Raises InputError."""
+    limits = limits or InputLimits()
+    source = open_source(media, noun="text", label=label, max_bytes=limits.max_text_bytes)
+    try:
+        return source.data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise source.refuse(f"is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+
+
+def require_content(texts: Iterable[str | None], *, media_count: int, label: str) -> None:
+    """Refuses a request that says nothing: no text beyond white space and no media.
+
+    `label` is the parameter that should have held it ("prompt", "messages"). Raises InputError.
+    """
+    blank = True
+    for text in texts:
+        if text is None:
+            continue
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise InputError(f"{label}: holds a lone surrogate, which is no character", param=label)
+        blank = blank and not text.strip()
+    if blank and not media_count:
+        raise InputError(f"{label}: is empty or blank: give text, an image, audio or video", param=label)
