@@ -58,9 +58,7 @@ def _normalise(track: AudioTrack, source: Source, sniffed: Sniffed, limits: Inpu
 
 def _check_header(track: AudioTrack, source: Source, limits: InputLimits) -> None:
     if not _MIN_RATE_HZ <= track.sample_rate_hz <= _MAX_RATE_HZ:
-        raise source.refuse(
-            f"declares {track.sample_rate_hz} Hz; {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz can be resampled"
-        )
+        raise source.refuse(f"declares {track.sample_rate_hz} Hz; {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz can be resampled")
     if not 1 <= track.channels <= limits.max_audio_channels:
         raise source.refuse(f"has {track.channels} channels; 1 to {limits.max_audio_channels} are accepted")
     declared_s = (track.declared_frames or 0) / track.sample_rate_hz

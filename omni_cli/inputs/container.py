@@ -44,9 +44,7 @@ def open_container(source: Source, sniffed: Sniffed) -> Iterator[Any]:
             yield container
     except (av.error.FFmpegError, EOFError) as error:
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise source.refuse(
-            f"cannot be decoded as {sniffed.title}: it is damaged or cut short ({reason})"
-        ) from error
+        raise source.refuse(f"cannot be decoded as {sniffed.title}: it is damaged or cut short ({reason})") from error
 
 
 def _check_end(source: Source, sniffed: Sniffed) -> None:
@@ -54,9 +52,7 @@ def _check_end(source: Source, sniffed: Sniffed) -> None:
     data = source.data
     riff_bytes = int.from_bytes(data[4:8], "little") if sniffed is AVI else 0
     open_length = riff_bytes == 0xFFFFFFFF
-    if (riff_bytes + 8 > len(data) and not open_length) or (
-        sniffed is GIF and not data.rstrip(b"\0").endswith(b";")
-    ):
+    if (riff_bytes + 8 > len(data) and not open_length) or (sniffed is GIF and not data.rstrip(b"\0").endswith(b";")):
         raise source.refuse(f"is cut short: the end of the {sniffed.title} is not there")
 
 
@@ -113,9 +109,7 @@ def open_audio_track(container: Any, source: Source, sniffed: Sniffed) -> AudioT
     )
 
 
-def _audio_blocks(
-    container: Any, stream: Any, source: Source, sniffed: Sniffed
-) -> Iterator[NDArray[np.float32]]:
+def _audio_blocks(container: Any, stream: Any, source: Source, sniffed: Sniffed) -> Iterator[NDArray[np.float32]]:
     av = load_pyav(source)
     rate, channels = stream.rate, stream.channels
     to_float = av.AudioResampler(format="fltp")

@@ -11,9 +11,7 @@ from omni_cli.inputs.sniff import ACCEPTED, Kind, Sniffed, sniff
 from omni_cli.inputs.source import Media, Source, open_source
 
 
-def decode_image(
-    media: Media, *, label: str | None = None, limits: InputLimits | None = None
-) -> DecodedImage:
+def decode_image(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> DecodedImage:
     """Decodes an image to uint8 RGB (H, W, 3), upright, first frame, over white. Raises InputError."""
     from omni_cli.inputs.image import decode_pixels
 
@@ -22,9 +20,7 @@ def decode_image(
     return decode_pixels(source, _recognise(source, "image"), limits)
 
 
-def decode_audio(
-    media: Media, *, label: str | None = None, limits: InputLimits | None = None
-) -> DecodedAudio:
+def decode_audio(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> DecodedAudio:
     """Decodes a recording, or the sound track of a video, to float32 mono 16 kHz. Raises InputError."""
     from omni_cli.inputs.audio import decode_samples
 

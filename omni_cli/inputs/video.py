@@ -42,9 +42,7 @@ class _FrameStore:
 _REMEDY = "shorten it, scale it down, or sample fewer frames a second"
 
 
-def decode_frames(
-    source: Source, sniffed: Sniffed, limits: InputLimits, sample_fps: float | None
-) -> DecodedVideo:
+def decode_frames(source: Source, sniffed: Sniffed, limits: InputLimits, sample_fps: float | None) -> DecodedVideo:
     """Decodes the first moving stream. Raises InputError.
 
     With `sample_fps`, keeps the first frame at or after each multiple of 1 / sample_fps seconds.
@@ -101,8 +99,7 @@ def _check_header(
         raise source.refuse(f"has {kept:.0f} frames, over the limit of {limits.max_video_frames}: {_REMEDY}")
     if kept * pixels > limits.max_video_pixels + 2 * pixels:
         raise source.refuse(
-            f"has {kept * pixels:.0f} pixels in all its frames, over the limit of "
-            f"{limits.max_video_pixels}: {_REMEDY}"
+            f"has {kept * pixels:.0f} pixels in all its frames, over the limit of {limits.max_video_pixels}: {_REMEDY}"
         )
 
 

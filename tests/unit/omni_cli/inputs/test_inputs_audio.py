@@ -35,9 +35,7 @@ from omni_cli.inputs.limits import InputLimits
         ("MP3", "MPEG_LAYER_III", 24_000, 1),
     ],
 )
-def test_any_rate_and_channel_count_becomes_16_khz_mono(
-    container: str, subtype: str, rate: int, channels: int
-) -> None:
+def test_any_rate_and_channel_count_becomes_16_khz_mono(container: str, subtype: str, rate: int, channels: int) -> None:
     stereo = np.repeat(tone(1.0, rate)[:, None], channels, axis=1)
     decoded = decode_audio(sound(stereo, rate, container, subtype), label="messages[0].content[0]")
     assert decoded.samples.dtype == np.float32
@@ -207,9 +205,7 @@ def test_one_sample_at_44_khz_is_too_short() -> None:
         ("ipod", "alac", 44_100),
     ],
 )
-def test_containers_are_told_by_content_not_by_name(
-    tmp_path: Path, container: str, codec: str, rate: int
-) -> None:
+def test_containers_are_told_by_content_not_by_name(tmp_path: Path, container: str, codec: str, rate: int) -> None:
     path = tmp_path / "speech.wav"
     path.write_bytes(clip(container, None, audio_codec=codec, audio=tone(2, rate), rate=rate))
     decoded = decode_audio(path)
@@ -271,9 +267,7 @@ def test_length_and_level_hold_for_any_wav(frames: int, channels: int, rate: int
 
 @settings(max_examples=60, deadline=None)
 @given(cut=st.integers(1, len(WAV) - 1), flip=st.integers(0, 60), value=st.integers(0, 255))
-def test_damage_is_refused_or_decoded_never_an_exception_of_another_kind(
-    cut: int, flip: int, value: int
-) -> None:
+def test_damage_is_refused_or_decoded_never_an_exception_of_another_kind(cut: int, flip: int, value: int) -> None:
     damaged = bytearray(WAV)
     damaged[flip] = value
     for data in (bytes(damaged), WAV[:cut]):

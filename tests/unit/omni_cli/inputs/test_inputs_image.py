@@ -26,9 +26,7 @@ def two_halves(mode: str = "RGB") -> Image.Image:
     return image.convert(mode)
 
 
-@pytest.mark.parametrize(
-    "container", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO"]
-)
+@pytest.mark.parametrize("container", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO"])
 def test_formats(container: str) -> None:
     image = Image.new("RGB", (32, 16), RED)
     decoded = decode_image(picture(image, container), label="messages[0].content[1]")

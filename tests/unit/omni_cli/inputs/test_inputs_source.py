@@ -14,9 +14,7 @@ from omni_cli.inputs.source import open_source
 from omni_cli.inputs.text import decode_text, require_content
 
 
-def test_a_relative_path_means_what_it_means_in_the_shell(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_means_what_it_means_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
     (folder / "a.wav").write_bytes(sound(tone(0.1, 16_000), 16_000))

@@ -135,9 +135,7 @@ def test_sampling_brings_a_long_video_under_the_limit() -> None:
     ],
 )
 @pytest.mark.parametrize("part", [0.3, 0.6])
-def test_a_video_that_was_cut_is_refused(
-    container: str, codec: str, options: dict[str, str], part: float
-) -> None:
+def test_a_video_that_was_cut_is_refused(container: str, codec: str, options: dict[str, str], part: float) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (20, 48, 64, 3), dtype=np.uint8)
     pixel_format = "rgb8" if codec == "gif" else "yuv420p"
     whole = clip(container, codec, noise, options=options, pixel_format=pixel_format)
