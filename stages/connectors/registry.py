@@ -1,0 +1,49 @@
+"""The connectors by short name: opens the two ends of an edge. Rings are created by the parent before, see `ring`."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from stages.config import EdgeSpec
+from stages.connectors.base import ConnectorReader, ConnectorWriter
+from stages.connectors.inline import InlineReader, InlineWriter
+from stages.connectors.shm import ShmReader, ShmWriter
+from stages.messages import REQUEST
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """How to open the two ends. `owner` is the writing process, `numbers` its counter of lease numbers."""
+
+    writer: Callable[[EdgeSpec, str, Iterator[int]], ConnectorWriter]
+    reader: Callable[[EdgeSpec], ConnectorReader]
+
+
+def _inline_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> InlineWriter:
+    if edge.consumer == REQUEST:
+        return InlineWriter(f"deploy.stages.{edge.producer}.connector")
+    return InlineWriter(f"deploy.stages.{edge.consumer}.inputs.{edge.producer}.connector")
+
+
+def _shm_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> ShmWriter:
+    if len(edge.rings) != 1:
+        raise ValueError(f"edge {edge.producer} -> {edge.consumer}: a producer has one ring, not {len(edge.rings)}")
+    return ShmWriter(edge.rings[0], owner, numbers)
+
+
+CONNECTORS: Mapping[str, Connector] = {
+    "inline": Connector(_inline_writer, lambda edge: InlineReader()),
+    "shm": Connector(_shm_writer, lambda edge: ShmReader(edge.rings)),
+}
+
+
+def open_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> ConnectorWriter:
+    """The producer's end. `numbers` is one counter per writing process: (owner, number) is unique in a run.
+
+    Raises KeyError for an unknown connector, FileNotFoundError if the ring is not there.
+    """
+    return CONNECTORS[edge.connector].writer(edge, owner, numbers)
+
+
+def open_reader(edge: EdgeSpec) -> ConnectorReader:
+    """The consumer's end; raises like `open_writer`."""
+    return CONNECTORS[edge.connector].reader(edge)
