@@ -74,6 +74,11 @@ def contract(family: str) -> FamilyContract:
     return found
 
 
+def options_node(family: str) -> str:
+    """The root node of a family's own options in the configuration: families of one package share it."""
+    return _PACKAGES.get(family, family)
+
+
 def build_runner(spec: StageSpec) -> ModelRunner:
     """The runner of one stage; called inside the stage process only."""
     module = import_module(f"stages.models.{_PACKAGES[spec.family]}.stage")

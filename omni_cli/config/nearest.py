@@ -1,0 +1,20 @@
+"""The valid name or dotted key that a mistyped or misplaced one most likely meant."""
+
+from collections.abc import Iterable
+from difflib import SequenceMatcher
+
+# Below this a suggestion misleads more than it helps; found by trying typos against every key of the schema.
+_ALIKE = 0.6
+
+
+def likeness(name: str, candidate: str) -> float:
+    """0 (nothing in common) to 1 (equal). Half of it is the last segment: `seed` alone means some `....seed`."""
+    whole = SequenceMatcher(None, name, candidate, autojunk=False).ratio()
+    leaf = SequenceMatcher(None, name.rpartition(".")[2], candidate.rpartition(".")[2], autojunk=False).ratio()
+    return (whole + leaf) / 2
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The most similar candidate, the shorter one of equals; None if nothing is similar enough."""
+    best = max(candidates, key=lambda candidate: (likeness(name, candidate), -len(candidate)), default=None)
+    return best if best is not None and likeness(name, best) >= _ALIKE else None

@@ -1,0 +1,59 @@
+"""Scalars with a range, and how a stage draws its tokens: one schema for the command line, YAML, JSONL and HTTP.
+
+Numbers are strict: `"8"` is no number, 1.5 no count, `true` neither, NaN and infinity never.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+
+from stages.messages import Sampling
+
+MAX_TOKENS = 1 << 20  # more than any context; the stage's own limit refuses earlier
+
+
+class ConfigModel(BaseModel):
+    """Base of all nodes: frozen, no unknown key, every field described by the text below it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+Text = Annotated[str, Strict(), Field(min_length=1)]
+Flag = Annotated[bool, Strict()]
+Seconds = Annotated[float, Strict(), Field(gt=0, le=86_400 * 7)]
+Seed = Annotated[int, Strict(), Field(ge=0, lt=1 << 63)]
+Tokens = Annotated[int, Strict(), Field(ge=1, le=MAX_TOKENS)]
+
+
+class SamplingConfig(ConfigModel):
+    """How one stage draws its tokens. What is null, the checkpoint's own generation config decides."""
+
+    temperature: Annotated[float, Strict(), Field(ge=0, le=10)] | None = None
+    """Divides the logits; 0 is greedy."""
+    top_k: Annotated[int, Strict(), Field(ge=0, le=1 << 24)] | None = None
+    """Draw among the k most likely tokens; 0 among all."""
+    top_p: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
+    """Draw among the most likely tokens that together have this probability; 1 among all."""
+    min_p: Annotated[float, Strict(), Field(ge=0, lt=1)] | None = None
+    """Drop tokens less likely than this share of the most likely one; 0 drops none."""
+    repetition_penalty: Annotated[float, Strict(), Field(gt=0, le=10)] | None = None
+    """Divides the logits of tokens that have occurred; 1 is none."""
+    min_tokens: Annotated[int, Strict(), Field(ge=0, le=MAX_TOKENS)] = 0
+    """No end before so many tokens of this stage."""
+    max_tokens: Tokens | None = None
+    """The end, reported as `length`, after so many tokens of this stage."""
+    seed: Seed | None = None
+    """Keys the draws of this stage alone; null takes the request's."""
+    ignore_eos: Flag = False
+    """Go on to max_tokens past the end token, for measuring."""
+
+    @model_validator(mode="after")
+    def _order(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens ({self.min_tokens}) is more than max_tokens ({self.max_tokens})")
+        return self
+
+    def message(self) -> Sampling:
+        """The same as the message that goes to the stage."""
+        fields: dict[str, Any] = self.model_dump()
+        return Sampling(**fields)

@@ -1,0 +1,148 @@
+"""The configuration's schema: every key, its type, its range and its unit. The only check of keys that there is.
+
+The root node of a model family (`synthetic`) is the family's own dataclass and is checked beside this schema, in
+`load`. Whether values fit together, the family and the machine is the planner's business.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, Strict
+
+from omni_cli.config.sampling import ConfigModel, Flag, SamplingConfig, Seconds, Seed, Text
+from stages.config import EdgeMode, ExecutionType
+
+Devices = tuple[tuple[Annotated[int, Strict(), Field(ge=0)], ...], ...]
+
+
+def _devices(value: Any) -> Any:
+    """`cpu` is one replica on no device; a map or text is no list."""
+    if value == "cpu":
+        return ((),)
+    if value is not None and not (isinstance(value, list | tuple) and all(isinstance(v, list | tuple) for v in value)):
+        raise ValueError("must be cpu, or a list with a list of devices for each replica: [[0]] one replica on device "
+                         "0, [[0],[1]] two replicas")  # fmt: skip
+    return value
+
+
+class StageConfig(ConfigModel):
+    """A stage of the topology: how it progresses and who feeds it."""
+
+    execution_type: ExecutionType
+    """What drives the stage's progress: llm_ar (tokens), llm_generation (a forward call), diffusion (steps)."""
+    inputs: Mapping[str, EdgeMode] = Field(default_factory=dict)
+    """For each producer, whether its output is taken `complete` or piece by piece (`incremental`)."""
+
+
+class PipelineConfig(ConfigModel):
+    """Topology only: which stages exist, who consumes whom, which may produce a final output."""
+
+    family: Text
+    """Short name of the model family whose contract the topology must keep."""
+    stages: Mapping[str, StageConfig] = Field(default_factory=dict)
+    """The stages by name."""
+    outputs: Mapping[str, Text] = Field(default_factory=dict)
+    """For each final output (text, audio, ...) the stage that produces it."""
+
+
+class EdgeConfig(ConfigModel):
+    """How the payloads of one edge are carried. What is null, the planner chooses."""
+
+    connector: Literal["inline", "shm"] | None = None
+    """`shm`: a preallocated ring in shared memory; `inline`: inside the control message, for small payloads."""
+    slots: Annotated[int, Strict(), Field(ge=1, le=65_536)] | None = None
+    """Messages that may be on their way at once, in the ring of each producing replica."""
+    ring_bytes: Annotated[int, Strict(), Field(ge=4096, le=1 << 40)] | None = None
+    """Size of the ring of each producing replica; the largest payload must fit."""
+
+
+class StageDeployConfig(ConfigModel):
+    """Where a stage runs and with what capacity. What is null, the planner chooses."""
+
+    devices: Annotated[Devices | None, BeforeValidator(_devices)] = None
+    """For each replica the positions of its devices in the visible list: [[0],[1]] is two replicas; `cpu` is none."""
+    max_batch: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
+    """Requests that a replica works on at once."""
+    memory_fraction: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
+    """Share of each device's memory that a replica may take."""
+    startup_timeout_s: Seconds = 300.0
+    """A replica that is not ready by then ends the start."""
+    threads: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
+    """CPU threads of each replica's process."""
+    inputs: Mapping[str, EdgeConfig] = Field(default_factory=dict)
+    """Settings of the edge from each producer; `request` is the edge that carries a request's media in."""
+    output: EdgeConfig = Field(default_factory=EdgeConfig)
+    """Settings of the way out of final media, for a stage that produces some."""
+
+
+class DeployConfig(ConfigModel):
+    """Where each stage runs, with what capacity, and what carries the edges."""
+
+    stages: Mapping[str, StageDeployConfig] = Field(default_factory=dict)
+    """Settings by stage; a stage that is left out takes the planner's choice."""
+    outputs: tuple[Text, ...] | None = None
+    """Final outputs that are deployed, and with them the stages they need; null is all."""
+    drain_timeout_s: Seconds = 30.0
+    """At a stop, how long requests in flight may go on."""
+
+
+class RequestConfig(ConfigModel):
+    """What a request wants, whatever it says: the keys of `request.*`, of a JSONL line and of a call over HTTP."""
+
+    modalities: tuple[Text, ...] | None = None
+    """The final outputs it asks for; null is all that are deployed."""
+    voice: Text | None = None
+    """The speaker, by a name that the checkpoint knows; null is its default."""
+    seed: Seed | None = None
+    """Keys every random draw; null draws one at admission and records it."""
+    timeout_s: Seconds | None = None
+    """Deadline, from submission to the first stage; null is none."""
+    sampling: Mapping[str, SamplingConfig] = Field(default_factory=dict)
+    """How each sampled stage draws its tokens."""
+
+
+class ServeConfig(ConfigModel):
+    """The server's settings."""
+
+
+class TraceConfig(ConfigModel):
+    """What is recorded of a run."""
+
+    enabled: Flag = True
+    """Write every lifecycle event to trace.jsonl."""
+
+
+class ModelConfig(ConfigModel):
+    """Which weights are run."""
+
+    path: Text | None = None
+    """Checkpoint folder; null is the family's embedded default."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`auto` loads the folder's weights, `dummy` makes random ones from its config alone."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type of weights and activations; `auto` is bfloat16 on a GPU and float32 on the CPU."""
+
+
+class OmniConfig(ConfigModel):
+    """The root. A family's own node stands beside these."""
+
+    pipeline: PipelineConfig
+    """Topology: what is legal."""
+    deploy: DeployConfig = Field(default_factory=DeployConfig)
+    """Deployment: how it is carried."""
+    request: RequestConfig = Field(default_factory=RequestConfig)
+    """Defaults of every request: what is wanted this time."""
+    serve: ServeConfig = Field(default_factory=ServeConfig)
+    """The server."""
+    trace: TraceConfig = Field(default_factory=TraceConfig)
+    """The trace."""
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    """The weights."""
+
+
+# Keys whose value is free text, kept to the letter: paths and names.
+_TEXT_KEYS = ("model.path", "request.voice")
+
+
+def takes_text(key: str) -> bool:
+    return key in _TEXT_KEYS
