@@ -1,0 +1,131 @@
+"""What all schedulers share: which requests are held, how far their input streams reach, what a row may take.
+
+Subclasses own the order in which requests run. Nothing here knows time, tensors or where data lies.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from stages.config import EdgeMode
+from stages.messages import StageRequest
+from stages.schedulers.base import RowProgress
+
+UNLIMITED = sys.maxsize
+
+
+@dataclass(slots=True)
+class Stream:
+    """One input stream of a request, as far as it has arrived."""
+
+    mode: EdgeMode
+    units: int = 0
+    eos: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request in this stage. Rows at positions below `limit` may run: UNLIMITED once every stream has ended.
+
+    `in_flight` is between `schedule` and `update`.
+    """
+
+    uid: int
+    consumers: tuple[str, ...]
+    streams: dict[str, Stream]
+    limit: int = 0
+    position: int = 0
+    ready: bool = False
+    in_flight: bool = False
+
+    def reach(self) -> int:
+        """A complete stream holds everything back until its end, an incremental one what lies beyond it."""
+        limit = UNLIMITED
+        for stream in self.streams.values():
+            if not stream.eos:
+                limit = min(limit, stream.units if stream.mode == "incremental" else 0)
+        return limit
+
+
+class StreamScheduler:
+    """Tracks requests and their input streams."""
+
+    def __init__(self, max_batch: int) -> None:
+        if max_batch < 1:
+            raise ValueError(f"max_batch must be at least 1, got {max_batch}")
+        self._max_batch = max_batch
+        self._entries: dict[int, Entry] = {}
+
+    def add(self, request: StageRequest, modes: Mapping[str, EdgeMode]) -> bool:
+        """Raises ValueError for a uid that is here already, KeyError for an input without a mode."""
+        if request.uid in self._entries:
+            raise ValueError(f"request {request.uid} is in this stage already")
+        streams = {producer: Stream(modes[producer]) for producer in request.inputs}
+        entry = Entry(request.uid, request.consumers, streams)
+        self._entries[request.uid] = entry
+        return self._reconsider(entry)
+
+    def extend(self, uid: int, producer: str, units: int, eos: bool) -> bool:
+        """Raises KeyError for an unknown request or producer, ValueError for a stream that has ended."""
+        entry = self._entries[uid]
+        stream = entry.streams[producer]
+        if stream.eos:
+            raise ValueError(f"stream from {producer!r} of request {uid} has ended already")
+        stream.units += units
+        stream.eos = eos
+        return self._reconsider(entry)
+
+    def _reconsider(self, entry: Entry) -> bool:
+        entry.limit = entry.reach()
+        if entry.limit <= 0:
+            return False
+        first, entry.ready = not entry.ready, True
+        self._runnable(entry, first)
+        return first
+
+    def abort(self, uid: int) -> None:
+        del self._entries[uid]
+        self._forget(uid)
+
+    def update(self, progress: tuple[RowProgress, ...]) -> None:
+        """Raises ValueError for a row that was not scheduled; those of requests aborted meanwhile are ignored."""
+        for row in progress:
+            entry = self._entries.get(row.uid)
+            if entry is None:
+                continue
+            if not entry.in_flight:
+                raise ValueError(f"request {row.uid} was not part of the step")
+            entry.in_flight = False
+            entry.position += row.units
+            if row.failed or row.finished is not None:
+                self.abort(row.uid)
+            else:
+                self._advanced(entry, row.units)
+
+    def _runnable(self, entry: Entry, first: bool) -> None:
+        """The entry's input contract is satisfied (for the `first` time), or its input has grown since."""
+        raise NotImplementedError
+
+    def _advanced(self, entry: Entry, units: int) -> None:
+        """A row of the entry has run and the request goes on."""
+        raise NotImplementedError
+
+    def _forget(self, uid: int) -> None:
+        """The request is gone."""
+        raise NotImplementedError
+
+    def __contains__(self, uid: int) -> bool:
+        return uid in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def take(consumers: Iterable[str], credits: dict[str, int]) -> bool:
+    """Takes one credit for each consumer that has them counted, or none at all."""
+    counted = [consumer for consumer in consumers if consumer in credits]
+    if any(credits[consumer] < 1 for consumer in counted):
+        return False
+    for consumer in counted:
+        credits[consumer] -= 1
+    return True
