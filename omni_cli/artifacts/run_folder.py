@@ -1,0 +1,84 @@
+"""The folder of one run: `<base>/<recipe>/<time>/`, created for this run alone, with the names of the files in it."""
+
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from omni_cli.artifacts.atomic import failed, make_folder
+from omni_cli.artifacts.names import safe_name
+from omni_cli.errors import ConfigError
+
+OUTPUTS = Path("outputs")
+_MAX_SAME_SECOND = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFolder:
+    """Absolute path of a run, and where its files are."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, *, recipe: str, started_at: datetime, base: Path = OUTPUTS) -> "RunFolder":
+        """Makes a folder that did not exist; runs of the same second get `-2`, `-3`, ... `base` is relative to the cwd.
+
+        A recipe called `smoke/text` keeps its two levels. Raises ArtifactError.
+        """
+        levels = [safe_name(level) for level in recipe.split("/") if level not in ("", ".", "..")]
+        parent = Path(os.path.abspath(base)).joinpath(*(levels or ["run"]))
+        make_folder(parent)
+        stamp = started_at.strftime("%Y%m%d-%H%M%S")
+        for number in range(1, _MAX_SAME_SECOND):
+            path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise failed(path, error) from error
+            return cls(path=path)
+        raise failed(parent, FileExistsError(f"{_MAX_SAME_SECOND} runs are called {stamp}"))
+
+    @classmethod
+    def claim(cls, path: Path) -> "RunFolder":
+        """The very folder that the user named: it must be absent or empty. Raises ConfigError, ArtifactError."""
+        path = Path(os.path.abspath(path))
+        make_folder(path)
+        try:
+            occupied = any(path.iterdir())
+        except OSError as error:
+            raise failed(path, error) from error
+        if occupied:
+            raise ConfigError(f"{path}: holds files already: name an empty folder, or --resume the run in it")
+        return cls(path=path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """The folder of an earlier run, to read it or to go on with it. Raises ConfigError."""
+        run = cls(path=Path(os.path.abspath(path)))
+        if not run.path.is_dir():
+            raise ConfigError(f"{run.path}: there is no such run folder")
+        if not run.manifest.exists() and not run.results.exists():
+            raise ConfigError(f"{run.path}: is no run folder: it has neither manifest.json nor results.jsonl")
+        return run
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def trace(self) -> Path:
+        return self.path / "trace.jsonl"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.json"
+
+    @property
+    def results(self) -> Path:
+        return self.path / "results.jsonl"
+
+    def request_folder(self, request_id: str) -> Path:
+        """Where the files of a request go; the same for the same id, whether or not it exists yet."""
+        return self.path / safe_name(request_id)

@@ -1,0 +1,170 @@
+"""Writes what requests produce into the folder of a run, as they end, and says what was written."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from omni_cli.artifacts.atomic import make_folder, remove_temporaries, write_bytes, write_text
+from omni_cli.artifacts.audio import AudioFormat
+from omni_cli.artifacts.audio import encode as encode_audio
+from omni_cli.artifacts.manifest import Manifest, write_manifest
+from omni_cli.artifacts.names import safe_name
+from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord, Status
+from omni_cli.artifacts.results import ResultsLog
+from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.artifacts.waveform import Waveform
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from omni_cli.artifacts.image import ImageFormat
+
+
+class ArtifactWriter:
+    """The only writer of a run's artifacts, results and manifest; every method raises ArtifactError.
+
+    `output` is the final output's name in the pipeline ("text", "audio", "audio_mix"); files are called after it.
+    """
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+        self._results = ResultsLog(run.results)  # first: its lock says that nobody else writes here
+        remove_temporaries(run.path)
+
+    def text(self, request_id: str, text: str, *, output: str = "text") -> ArtifactRecord:
+        """Writes `text.txt` in UTF-8; an empty answer is an empty file."""
+        path = self._path(request_id, output, "txt")
+        data = write_text(path, text)
+        return self._record(path, output, "text/plain; charset=utf-8", data)
+
+    def audio(
+        self,
+        request_id: str,
+        waveform: Waveform,
+        *,
+        output: str = "audio",
+        audio_format: AudioFormat = "wav",
+    ) -> ArtifactRecord:
+        """Writes `audio.wav`; an empty waveform gives the record `empty` and no file."""
+        if waveform.empty:
+            return ArtifactRecord(output=output, state="empty", warnings=waveform.warnings)
+        encoded = encode_audio(waveform, audio_format)
+        path = self._path(request_id, output, encoded.extension)
+        write_bytes(path, encoded.data)
+        return self._record(
+            path,
+            output,
+            encoded.media_type,
+            encoded.data,
+            duration_s=encoded.duration_s,
+            rate_hz=encoded.rate_hz,
+            frames=encoded.frames,
+            warnings=encoded.warnings,
+        )
+
+    def image(
+        self,
+        request_id: str,
+        pixels: "NDArray[Any]",
+        *,
+        output: str = "image",
+        index: int | None = None,
+        image_format: "ImageFormat" = "png",
+        metadata: Mapping[str, str] | None = None,
+    ) -> ArtifactRecord:
+        """Writes `image.png`, or `image-<index>.png` for one of several."""
+        from omni_cli.artifacts.image import encode
+
+        encoded = encode(pixels, image_format, metadata=metadata)
+        path = self._path(request_id, output, encoded.extension, index)
+        write_bytes(path, encoded.data)
+        return self._record(path, output, encoded.media_type, encoded.data, width=encoded.width, height=encoded.height)
+
+    def video(
+        self,
+        request_id: str,
+        frames: "NDArray[Any]",
+        *,
+        fps: float,
+        audio: Waveform | None = None,
+        output: str = "video",
+        index: int | None = None,
+    ) -> ArtifactRecord:
+        """Writes `video.mp4`, with a sound track if `audio` holds one."""
+        from omni_cli.artifacts.video import encode
+
+        encoded = encode(frames, fps=fps, audio=audio)
+        path = self._path(request_id, output, encoded.extension, index)
+        write_bytes(path, encoded.data)
+        return self._record(
+            path,
+            output,
+            encoded.media_type,
+            encoded.data,
+            duration_s=encoded.duration_s,
+            frames=encoded.frames,
+            width=encoded.width,
+            height=encoded.height,
+            fps=encoded.fps,
+            warnings=encoded.warnings,
+        )
+
+    def end_request(
+        self,
+        request_id: str,
+        status: Status,
+        *,
+        artifacts: tuple[ArtifactRecord, ...] = (),
+        error: ErrorRecord | None = None,
+        seed: int | None = None,
+        digest: str | None = None,
+        metrics: Mapping[str, float] | None = None,
+        warnings: tuple[str, ...] = (),
+    ) -> ResultRecord:
+        """Appends the request's line to `results.jsonl`; its artifacts must have been written before."""
+        record = ResultRecord(
+            request_id=request_id,
+            folder=safe_name(request_id),
+            status=status,
+            artifacts=artifacts,
+            error=error,
+            seed=seed,
+            digest=digest,
+            metrics=dict(metrics or {}),
+            warnings=warnings,
+        )
+        self._results.append(record)
+        return record
+
+    def manifest(self, manifest: Manifest) -> None:
+        """Writes `manifest.json`, over that of an earlier state of the run."""
+        write_manifest(self.run.manifest, manifest)
+
+    def close(self) -> None:
+        self._results.close()
+
+    def __enter__(self) -> "ArtifactWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _path(self, request_id: str, output: str, extension: str, index: int | None = None) -> Path:
+        folder = self.run.request_folder(request_id)
+        make_folder(folder)
+        number = "" if index is None else f"-{index}"
+        return folder / f"{safe_name(output)}{number}.{extension}"
+
+    def _record(self, path: Path, output: str, media_type: str, data: bytes, **facts: Any) -> ArtifactRecord:
+        return ArtifactRecord(
+            output=output,
+            path=path.relative_to(self.run.path).as_posix(),
+            media_type=media_type,
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            **facts,
+        )

@@ -1,0 +1,122 @@
+import io
+import json
+import sys
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from omni_cli.artifacts import image, video
+from omni_cli.artifacts.waveform import Waveform
+from omni_cli.errors import ArtifactError
+
+NOISE = np.random.default_rng(0).integers(0, 255, (6, 10, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("pixels", [NOISE, NOISE[:, :, 0], np.dstack([NOISE, NOISE[:, :, :1]]), NOISE[:, ::-1]])
+def test_png_is_lossless_and_holds_its_metadata(pixels: np.ndarray) -> None:
+    metadata = {"prompt": "猫 on a mat\nwith ${x}", "seed": "7"}
+    encoded = image.encode(pixels, metadata=metadata)
+    with Image.open(io.BytesIO(encoded.data)) as read:
+        np.testing.assert_array_equal(np.asarray(read), pixels)
+        assert {key: str(value) for key, value in read.text.items()} == metadata  # type: ignore[attr-defined]
+    assert (encoded.width, encoded.height, encoded.extension) == (10, 6, "png")
+
+
+@pytest.mark.parametrize(("image_format", "extension"), [("webp", "webp"), ("jpeg", "jpg")])
+def test_webp_and_jpeg_hold_their_metadata_in_exif(image_format: Any, extension: str) -> None:
+    grey = np.full((8, 8, 3), 90, np.uint8)
+    encoded = image.encode(grey, image_format, metadata={"prompt": "猫"})
+    with Image.open(io.BytesIO(encoded.data)) as read:
+        assert read.format == image_format.upper()
+        assert np.abs(np.asarray(read.convert("RGB")).astype(int) - 90).max() <= 2
+        assert json.loads(read.getexif()[0x010E]) == {"prompt": "猫"}
+    assert encoded.extension == extension
+    assert not Image.open(io.BytesIO(image.encode(grey, image_format).data)).getexif()
+
+
+@pytest.mark.parametrize(
+    ("pixels", "image_format", "reason"),
+    [
+        (NOISE.astype(np.float32), "png", "pixels of float32"),
+        (NOISE[None], "png", "are no image"),
+        (NOISE[:0], "png", "are no image"),
+        (np.zeros((4, 4, 4), np.uint8), "jpeg", "cannot hold transparency"),
+        (NOISE, "bmp", "is not known; choose png, webp, jpeg"),
+        (np.zeros((1, 20_000), np.uint8), "webp", "20000 x 1 pixels cannot be encoded as webp"),
+    ],
+)
+def test_what_is_no_image(pixels: np.ndarray, image_format: Any, reason: str) -> None:
+    with pytest.raises(ArtifactError, match=reason):
+        image.encode(pixels, image_format)
+
+
+@pytest.mark.parametrize("key", ["", "x" * 80, "schlüssel", "a\nb"])
+def test_a_png_key_is_what_the_format_allows(key: str) -> None:
+    with pytest.raises(ArtifactError, match="PNG metadata key"):
+        image.encode(NOISE, metadata={key: "x"})
+
+
+def ramp(count: int, height: int = 32, width: int = 48) -> np.ndarray:
+    return np.repeat(np.arange(count, dtype=np.uint8) * 10, height * width * 3).reshape(count, height, width, 3)
+
+
+@pytest.mark.parametrize("fps", [8, 24.0, 23.976, 29.97])
+def test_a_video_holds_its_frames_and_rate(fps: float) -> None:
+    encoded = video.encode(ramp(12), fps=fps)
+    with av.open(io.BytesIO(encoded.data)) as read:
+        stream = read.streams.video[0]
+        assert float(stream.average_rate) == pytest.approx(fps, rel=1e-4)
+        levels = [frame.to_ndarray(format="rgb24").mean() for frame in read.decode(stream)]
+        assert not read.streams.audio
+    np.testing.assert_allclose(levels, np.arange(12) * 10, atol=4)
+    assert (encoded.frames, encoded.width, encoded.height, encoded.warnings) == (12, 48, 32, ())
+    assert encoded.duration_s == pytest.approx(12 / fps)
+
+
+def test_a_video_with_sound() -> None:
+    tone = (0.5 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
+    sound = Waveform(samples=tone, rate_hz=24_000, warnings=("clipped",))
+    encoded = video.encode(ramp(8), fps=8, audio=sound)
+    with av.open(io.BytesIO(encoded.data)) as read:
+        samples = np.concatenate([frame.to_ndarray()[0] for frame in read.decode(audio=0)])
+        assert read.streams.audio[0].rate == 24_000
+    spectrum = np.abs(np.fft.rfft(samples[2_000:22_000] * np.hanning(20_000)))
+    assert np.argmax(spectrum) * 24_000 / 20_000 == pytest.approx(440, abs=2)
+    assert encoded.warnings == ("clipped",)
+
+
+def test_an_empty_sound_track_is_left_out() -> None:
+    encoded = video.encode(ramp(2), fps=8, audio=Waveform(samples=np.zeros(0, np.float32), rate_hz=None))
+    with av.open(io.BytesIO(encoded.data)) as read:
+        assert not read.streams.audio
+
+
+def test_odd_sides_are_made_even_with_a_warning() -> None:
+    encoded = video.encode(ramp(2, 31, 47), fps=8)
+    assert encoded.warnings == ("47 x 31 pixels made even: 48 x 32",)
+    assert (encoded.width, encoded.height) == (48, 32)
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "rate_hz", "reason"),
+    [
+        (ramp(2).astype(np.float32), 8, 24_000, "are no video"),
+        (ramp(2)[:0], 8, 24_000, "are no video"),
+        (ramp(2), 0, 24_000, "no frame rate"),
+        (ramp(2), float("nan"), 24_000, "no frame rate"),
+        (ramp(2), 8, 12_345, "AAC cannot hold 12345 Hz"),
+    ],
+)
+def test_what_is_no_video(frames: np.ndarray, fps: float, rate_hz: int, reason: str) -> None:
+    audio = Waveform(samples=np.zeros(10, np.float32), rate_hz=rate_hz)
+    with pytest.raises(ArtifactError, match=reason):
+        video.encode(frames, fps=fps, audio=audio)
+
+
+def test_pyav_missing_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(ArtifactError, match="pip install av"):
+        video.encode(ramp(2), fps=8)
