@@ -6,7 +6,6 @@
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,11 +26,6 @@ from stages.messages import LogLine, ProcessFailed
 log = logging.getLogger("omni.runtime")
 
 
-def draw_seed() -> int:
-    """A seed for a request that came without one: 63 bits."""
-    return secrets.randbits(63)
-
-
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
 
@@ -45,7 +39,6 @@ class OmniEngine:
         *,
         listeners: tuple[Listener, ...] = (),
         clock: Callable[[], int] = time.monotonic_ns,
-        draw_seed: Callable[[], int] = draw_seed,
     ) -> None:
         self._plan = plan
         self._clock = clock
@@ -62,7 +55,6 @@ class OmniEngine:
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
-            draw_seed=draw_seed,
             listeners=listeners,
             media=MediaGate(processes.media_ports),
             output_ports=processes.output_ports,
