@@ -10,7 +10,6 @@ from omni_cli.artifacts.records import ResultRecord, Status
 from omni_cli.batch.delivery import Delivery
 from omni_cli.batch.task import Task
 from omni_cli.errors import OmniError
-from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.outputs import OutputAssembler
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestError
@@ -23,7 +22,6 @@ class BatchDriver:
     def __init__(
         self,
         engine: OmniEngine,
-        plan: ExecutionPlan,
         delivery: Delivery,
         *,
         window: int,
@@ -31,7 +29,6 @@ class BatchDriver:
         on_result: Callable[[ResultRecord], None],
     ) -> None:
         self._engine = engine
-        self._plan = plan
         self._delivery = delivery
         self._window = window
         self._on_chunk = on_chunk
@@ -62,7 +59,7 @@ class BatchDriver:
         start = time.monotonic()
         metrics: dict[str, float] = {}
         try:
-            request = task.request(self._plan)
+            request = task.request()
             start = time.monotonic()
             async for chunk in self._engine.generate(request):
                 if chunk.units and f"first_{chunk.modality}_s" not in metrics:

@@ -6,12 +6,13 @@ It opens and decodes media; it starts nothing.
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import RequestLine
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
+from omni_cli.plan.admission import request_problems
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
 
@@ -35,17 +36,18 @@ class Task:
     keep: Conversation | None = None
     error: OmniError | None = None
 
-    def request(self, plan: ExecutionPlan) -> OmniRequest:
-        """What the engine takes. Raises the task's own error, or InputError for what this plan cannot do."""
-        if self.error is not None:
-            raise self.error
-        assert self.line is not None
+    def checked(self, plan: ExecutionPlan) -> "Task":
+        """The same task, or a failed one if this plan cannot do what it asks for."""
+        problems = request_problems(plan, self.line.request) if self.line is not None else ()
+        if not problems:
+            return self
+        return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
+
+    def request(self) -> OmniRequest:
+        """What the engine takes. Raises the task's own error, or InputError if its media cannot be read any more."""
+        if self.error is not None or self.line is None:
+            raise self.error or InputError(f"{self.where}: holds no request")
         settings = self.line.request
-        voice = settings.voice
-        if voice is not None and plan.voices and voice.lower() not in plan.voices:
-            raise InputError(
-                f"voice {voice!r} is not known; the checkpoint has {', '.join(plan.voices)}", param="voice"
-            )
         talk = self.keep or converse(self.line)
         return OmniRequest(
             request_id=self.request_id,
@@ -54,7 +56,7 @@ class Task:
             outputs=self.outputs,
             media=talk.media,
             sampling={stage: sampling.message() for stage, sampling in settings.sampling.items()},
-            voice=voice,
+            voice=settings.voice,
             timeout_s=settings.timeout_s,
             options=self.line.options,
         )

@@ -29,7 +29,8 @@ log = logging.getLogger("omni.runtime")
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
 
-    `clock` is CLOCK_MONOTONIC in ns, the clock of every stamp in a trace.
+    `listener` hears every event; `Fanout` makes one of many. `clock` is CLOCK_MONOTONIC in ns, the clock of every
+    stamp in a trace.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class OmniEngine:
         plan: ExecutionPlan,
         processes: Processes,
         *,
-        listeners: tuple[Listener, ...] = (),
+        listener: Listener,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._plan = plan
@@ -55,7 +56,7 @@ class OmniEngine:
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
-            listeners=listeners,
+            listener=listener,
             media=MediaGate(processes.media_ports),
             output_ports=processes.output_ports,
             on_chunk=lambda uid, chunk: self._streams[uid].put_nowait(chunk),

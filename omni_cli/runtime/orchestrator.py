@@ -64,7 +64,7 @@ class Orchestrator:
         plan: ExecutionPlan,
         *,
         clock: Callable[[], int],
-        listeners: tuple[events.Listener, ...],
+        listener: events.Listener,
         media: MediaGate,
         output_ports: Mapping[str, OutputPort],
         on_chunk: Callable[[int, OutputChunk], None],
@@ -72,7 +72,7 @@ class Orchestrator:
     ) -> None:
         self._plan = plan
         self._clock = clock
-        self._listeners = list(listeners)
+        self._listener = listener
         self._media = media
         self._output_ports = output_ports
         self._on_chunk = on_chunk
@@ -409,15 +409,10 @@ class Orchestrator:
             self._fail(error.uid, ErrorInfo(kind="ProtocolError", message=str(error), fault="server", stage=stage))
 
     def _emit(self, event: events.Event, source: str = events.CONTROL) -> None:
-        """State first, then everybody who listens. A listener that raises is not called again."""
+        """State first, then everybody who listens."""
         self._lifecycle.apply(source, event)
         self._ledger.apply(source, event)
-        for listener in tuple(self._listeners):
-            try:
-                listener(source, event)
-            except Exception:
-                log.exception("a listener failed and is not called again: %r", listener)
-                self._listeners.remove(listener)
+        self._listener(source, event)
 
 
 _HANDLERS: Mapping[type, Callable[..., None]] = {

@@ -224,7 +224,7 @@ class World:
         self.orchestrator = Orchestrator(
             self.plan,
             clock=self.tick,
-            listeners=(lambda source, event: self.events.append((source, event)),),
+            listener=lambda source, event: self.events.append((source, event)),
             media=MediaGate(self.ports),
             output_ports={},
             on_chunk=lambda uid, chunk: self.chunks.append((uid, chunk)),
