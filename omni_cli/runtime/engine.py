@@ -6,6 +6,7 @@
 import asyncio
 import itertools
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -26,11 +27,15 @@ from stages.messages import LogLine, ProcessFailed
 log = logging.getLogger("omni.runtime")
 
 
+def draw_seed() -> int:
+    """A seed for a request that came without one: 63 bits."""
+    return secrets.randbits(63)
+
+
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
 
-    `listener` hears every event; `Fanout` makes one of many. `clock` is CLOCK_MONOTONIC in ns, the clock of every
-    stamp in a trace.
+    `clock` is CLOCK_MONOTONIC in ns, the clock of every stamp in a trace.
     """
 
     def __init__(
@@ -38,8 +43,9 @@ class OmniEngine:
         plan: ExecutionPlan,
         processes: Processes,
         *,
-        listener: Listener,
+        listeners: tuple[Listener, ...] = (),
         clock: Callable[[], int] = time.monotonic_ns,
+        draw_seed: Callable[[], int] = draw_seed,
     ) -> None:
         self._plan = plan
         self._clock = clock
@@ -56,7 +62,8 @@ class OmniEngine:
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
-            listener=listener,
+            draw_seed=draw_seed,
+            listeners=listeners,
             media=MediaGate(processes.media_ports),
             output_ports=processes.output_ports,
             on_chunk=lambda uid, chunk: self._streams[uid].put_nowait(chunk),
