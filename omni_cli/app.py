@@ -98,7 +98,6 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command line and exits: 0 done, 1 failed, 2 refused, 130 interrupted, 143 terminated."""
-    _forget_main_module()
     _speak_utf8()
     signal.signal(signal.SIGTERM, _terminated)
     args = list(sys.argv[1:] if argv is None else argv)
@@ -163,11 +162,3 @@ def _speak_utf8() -> None:
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else "surrogateescape")
-
-
-def _forget_main_module() -> None:
-    """A spawned child runs the parent's main module again, which here would import the control plane into every stage
-    process. Without `__spec__` and `__file__` multiprocessing finds no main module to run."""
-    module = sys.modules["__main__"]
-    module.__spec__ = None
-    vars(module).pop("__file__", None)

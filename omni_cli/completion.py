@@ -1,4 +1,4 @@
-"""Completion for bash: verbs, group choices and dotted keys. A completer never prints anything else and never raises."""
+"""Completion for bash: verbs, group choices and dotted keys. It never prints anything else and never raises."""
 
 BASH = ""
 

@@ -64,3 +64,10 @@ class StageFailure(OmniError):
 
 class ArtifactError(OmniError):
     """A result could not be encoded or written (disk full, no permission, samples that are no sound)."""
+
+
+class TraceError(OmniError):
+    """A trace is absent, corrupt, of another schema version, or its file is in the way of a new one."""
+
+    fault = "client"
+    exit_code = 2

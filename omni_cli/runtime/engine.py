@@ -6,7 +6,6 @@
 import asyncio
 import itertools
 import logging
-import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -27,15 +26,11 @@ from stages.messages import LogLine, ProcessFailed
 log = logging.getLogger("omni.runtime")
 
 
-def draw_seed() -> int:
-    """A seed for a request that came without one: 63 bits."""
-    return secrets.randbits(63)
-
-
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
 
-    `clock` is CLOCK_MONOTONIC in ns, the clock of every stamp in a trace.
+    `listener` hears every event; `Fanout` makes one of many. `clock` is CLOCK_MONOTONIC in ns, the clock of every
+    stamp in a trace.
     """
 
     def __init__(
@@ -43,9 +38,8 @@ class OmniEngine:
         plan: ExecutionPlan,
         processes: Processes,
         *,
-        listeners: tuple[Listener, ...] = (),
+        listener: Listener,
         clock: Callable[[], int] = time.monotonic_ns,
-        draw_seed: Callable[[], int] = draw_seed,
     ) -> None:
         self._plan = plan
         self._clock = clock
@@ -62,8 +56,7 @@ class OmniEngine:
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
-            draw_seed=draw_seed,
-            listeners=listeners,
+            listener=listener,
             media=MediaGate(processes.media_ports),
             output_ports=processes.output_ports,
             on_chunk=lambda uid, chunk: self._streams[uid].put_nowait(chunk),

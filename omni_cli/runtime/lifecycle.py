@@ -70,6 +70,13 @@ class Stream(StrEnum):
     ENDED = "ended"
 
 
+class Process(StrEnum):
+    ABSENT = "absent"
+    STARTED = "started"
+    READY = "ready"
+    DEAD = "dead"
+
+
 class Lease(StrEnum):
     ABSENT = "absent"
     HELD = "held"  # written by its owner, no reader fixed yet
@@ -142,8 +149,16 @@ LEASE: Table = {
     (Lease.GRANTED, "dropped"): Lease.RELEASED,
 }
 
+PROCESS: Table = {
+    (Process.ABSENT, "started"): Process.STARTED,
+    (Process.STARTED, "ready"): Process.READY,
+    (Process.STARTED, "dead"): Process.DEAD,
+    (Process.READY, "dead"): Process.DEAD,
+    (Process.DEAD, "started"): Process.STARTED,
+}
+
 TABLES: Mapping[str, Table] = {
-    "request": REQUEST, "stage": STAGE, "output": OUTPUT, "stream": STREAM, "lease": LEASE,
+    "request": REQUEST, "stage": STAGE, "output": OUTPUT, "stream": STREAM, "lease": LEASE, "process": PROCESS,
 }  # fmt: skip
 
 REQUEST_ENDED = frozenset({Request.FINISHED, Request.FAILED, Request.CANCELLED})

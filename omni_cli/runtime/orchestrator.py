@@ -48,7 +48,6 @@ class Flight:
     """A request in flight: what was asked for, its way, and when its time is up (ns, None for never)."""
 
     request: OmniRequest
-    seed: int
     route: Route
     deadline_ns: int | None = None
 
@@ -56,8 +55,8 @@ class Flight:
 class Orchestrator:
     """One request after the other, from admission to its end.
 
-    `clock` gives CLOCK_MONOTONIC in ns, `draw_seed` a seed for a request without one. `on_chunk(uid, chunk)` and
-    `on_end(uid, end)` hear what the caller of the request shall hear. After any call, `take_turns()` has the commands.
+    `clock` gives CLOCK_MONOTONIC in ns. `on_chunk(uid, chunk)` and `on_end(uid, end)` hear what the caller of the
+    request shall hear. After any call, `take_turns()` has the commands.
     """
 
     def __init__(
@@ -65,8 +64,7 @@ class Orchestrator:
         plan: ExecutionPlan,
         *,
         clock: Callable[[], int],
-        draw_seed: Callable[[], int],
-        listeners: tuple[events.Listener, ...],
+        listener: events.Listener,
         media: MediaGate,
         output_ports: Mapping[str, OutputPort],
         on_chunk: Callable[[int, OutputChunk], None],
@@ -74,8 +72,7 @@ class Orchestrator:
     ) -> None:
         self._plan = plan
         self._clock = clock
-        self._draw_seed = draw_seed
-        self._listeners = list(listeners)
+        self._listener = listener
         self._media = media
         self._output_ports = output_ports
         self._on_chunk = on_chunk
@@ -121,15 +118,14 @@ class Orchestrator:
 
     def admit(self, uid: int, request: OmniRequest) -> None:
         """Takes a valid request on; it enters its first stages with the next turns. `uid` is never used twice."""
-        seed = request.seed if request.seed is not None else self._draw_seed()
         route = self._router.route(frozenset(request.outputs), bool(request.media.tensors))
-        self._flights[uid] = Flight(request=request, seed=seed, route=route)
+        self._flights[uid] = Flight(request=request, route=route)
         self._emit(
             events.RequestAdmitted(
                 t_ns=self._clock(),
                 uid=uid,
                 request_id=request.request_id,
-                seed=seed,
+                seed=request.seed,
                 outputs=request.outputs,
                 stages=tuple(route.stages),
                 timeout_s=request.timeout_s,
@@ -302,7 +298,7 @@ class Orchestrator:
             Submit(
                 request=StageRequest(
                     uid=uid,
-                    seed=flight.seed,
+                    seed=request.seed,
                     inputs=route.inputs,
                     consumers=route.consumers,
                     outputs=route.outputs,
@@ -413,15 +409,10 @@ class Orchestrator:
             self._fail(error.uid, ErrorInfo(kind="ProtocolError", message=str(error), fault="server", stage=stage))
 
     def _emit(self, event: events.Event, source: str = events.CONTROL) -> None:
-        """State first, then everybody who listens. A listener that raises is not called again."""
+        """State first, then everybody who listens."""
         self._lifecycle.apply(source, event)
         self._ledger.apply(source, event)
-        for listener in tuple(self._listeners):
-            try:
-                listener(source, event)
-            except Exception:
-                log.exception("a listener failed and is not called again: %r", listener)
-                self._listeners.remove(listener)
+        self._listener(source, event)
 
 
 _HANDLERS: Mapping[type, Callable[..., None]] = {

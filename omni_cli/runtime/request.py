@@ -1,5 +1,6 @@
 """What a caller hands to the engine, with all media decoded, and what comes back, piece by piece."""
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -11,21 +12,27 @@ from stages.messages import ChatMessage, Sampling
 from stages.payload import Payload
 
 
+def draw_seed() -> int:
+    """A seed for a request that came without one: 63 bits."""
+    return secrets.randbits(63)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OmniRequest:
     """One request. `outputs` are the modalities wanted, at least one, none twice.
 
-    `media` holds the tensors that the conversation's parts name. `sampling` is by stage. `seed` None draws one at
-    admission. `timeout_s` runs from the submission to the first stage. `options` is the family's own dataclass.
+    `media` holds the tensors that the conversation's parts name. `sampling` is by stage. `seed` keys every random draw;
+    a caller who was given none takes `draw_seed()` and reports it. `timeout_s` runs from the submission to the first
+    stage. `options` is the family's own dataclass.
     """
 
     request_id: str
+    seed: int
     conversation: tuple[ChatMessage, ...]
     outputs: tuple[str, ...]
     media: Payload = field(default_factory=Payload)
     sampling: Mapping[str, Sampling] = field(default_factory=dict)
     voice: str | None = None
-    seed: int | None = None
     timeout_s: float | None = None
     options: Any = None
 

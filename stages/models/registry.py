@@ -27,7 +27,8 @@ class StageContract:
     `inputs` maps each possible producer to its input contract. `streams` says whether it can emit while it runs
     (else it may only feed complete edges). `sampled` says whether `request.sampling.<stage>` means anything.
     `max_batch` is the largest batch its runner takes, None for no limit. `max_units_a_row` is the most units that one
-    row of an `llm_generation` step gives it, None for all that are there.
+    row of an `llm_generation` step gives it, None for all that are there. `memory_share` is the stage's need of device
+    memory relative to the family's other stages, for a deployment that leaves the fractions to the planner.
     """
 
     execution_type: ExecutionType
@@ -38,6 +39,7 @@ class StageContract:
     tensor_parallel: bool = False
     max_batch: int | None = None
     max_units_a_row: int | None = None
+    memory_share: float = 1.0
 
 
 class CheckModel(Protocol):

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from transformers import (
     AutoConfig,
-    AutoImageProcessor,
     AutoTokenizer,
     Qwen3OmniMoeForConditionalGeneration,
     WhisperFeatureExtractor,
 )
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 
@@ -62,7 +62,7 @@ class Reference:
                 folder, config=config, dtype=torch.float32
             ).eval(),
             tokenizer=AutoTokenizer.from_pretrained(folder),
-            images=AutoImageProcessor.from_pretrained(folder),
+            images=Qwen2VLImageProcessorPil.from_pretrained(folder),
             audio=WhisperFeatureExtractor.from_pretrained(folder),
             template=(folder / "chat_template.jinja").read_text(),
         )

@@ -39,24 +39,25 @@ _SPLIT = (
 )
 
 
-def _byte_symbols() -> list[str]:
+def _byte_symbols() -> tuple[str, ...]:
     """The printable character that stands for each byte: itself where it is visible, else one past U+00FF."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
-    return [chr(byte if byte in visible else next(spare)) for byte in range(256)]
+    return tuple(chr(byte if byte in visible else next(spare)) for byte in range(256))
 
 
-_BYTES = _byte_symbols()
+BYTE_SYMBOLS = _byte_symbols()
+"""What stands for each byte in the vocabulary of a byte-level tokenizer."""
 
 
 def _symbols(text: str) -> list[str]:
-    return [_BYTES[byte] for byte in text.encode()]
+    return [BYTE_SYMBOLS[byte] for byte in text.encode()]
 
 
 def _build() -> tuple[dict[str, int], list[list[str]]]:
     """Vocabulary and merges. A word is merged from left to right; words with a space come first, so that a pair inside
     one of them (`us` in ` house`) never wins over the pair that begins it."""
-    tokens = list(_BYTES)
+    tokens = list(BYTE_SYMBOLS)
     known = set(tokens)
     merges: list[list[str]] = []
     for word in [f" {word}" for word in _WORDS] + list(_ROLES):

@@ -224,8 +224,7 @@ class World:
         self.orchestrator = Orchestrator(
             self.plan,
             clock=self.tick,
-            draw_seed=lambda: 7,
-            listeners=(lambda source, event: self.events.append((source, event)),),
+            listener=lambda source, event: self.events.append((source, event)),
             media=MediaGate(self.ports),
             output_ports={},
             on_chunk=lambda uid, chunk: self.chunks.append((uid, chunk)),
@@ -238,7 +237,12 @@ class World:
 
     def admit(self, uid: int, outputs=("text", "audio"), media: Payload | None = None, timeout_s=None) -> None:
         request = OmniRequest(
-            request_id=f"r{uid}", conversation=(), outputs=outputs, media=media or Payload(), timeout_s=timeout_s
+            request_id=f"r{uid}",
+            seed=7,
+            conversation=(),
+            outputs=outputs,
+            media=media or Payload(),
+            timeout_s=timeout_s,
         )
         self.orchestrator.admit(uid, request)
         self.deliver()

@@ -1,4 +1,3 @@
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -147,21 +146,6 @@ def test_a_stage_that_breaks_the_protocol_fails_the_request_and_not_the_run():
     world.admit(2)
     world.run()
     assert world.outcome(2) == "finished"
-
-
-def test_a_listener_that_raises_is_dropped_and_breaks_nothing(caplog: pytest.LogCaptureFixture):
-    world = World()
-    calls = []
-
-    def broken(source, event):
-        calls.append(event)
-        raise RuntimeError("no disk")
-
-    world.orchestrator._listeners.append(broken)
-    world.admit(1)
-    world.run()
-    assert world.outcome(1) == "finished"
-    assert len(calls) == 1
 
 
 ACTIONS = st.one_of(

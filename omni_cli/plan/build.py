@@ -1,0 +1,207 @@
+"""Merges configuration, family contract and device inventory into one frozen plan, or refuses with every reason.
+
+Starts nothing, loads nothing, imports no torch.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_cli.config.load import LoadedConfig
+from omni_cli.config.report import Problem, located, report
+from omni_cli.config.schema import EdgeConfig, StageDeployConfig
+from omni_cli.errors import PlanError
+from omni_cli.plan.admission import request_problems
+from omni_cli.plan.devices import Inventory
+from omni_cli.plan.graph import Graph, check_topology, deployed
+from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
+from omni_cli.plan.placement import Placement, place
+from stages.config import EdgeMode
+from stages.errors import StageError
+from stages.messages import REQUEST
+from stages.models.registry import FamilyContract, StageContract
+
+DEFAULT_MAX_BATCH = 8
+_LEAST_SLOTS = 16
+TEXT = "text"
+
+
+def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[str] | None = None) -> ExecutionPlan:
+    """The plan. `outputs` are the final outputs to deploy where `deploy.outputs` leaves it open (None: all).
+
+    Raises PlanError with every problem, each with its key and the place where that was written.
+    """
+    config, family = loaded.config, loaded.family
+    problems = list(check_topology(config.pipeline, family))
+    problems += _unknown_outputs(loaded)
+    broken = bool(problems)
+    if config.deploy.outputs is not None:
+        outputs = config.deploy.outputs
+    graph = (
+        Graph(stages=tuple(name for name in config.pipeline.stages if name in family.stages), outputs={})
+        if broken
+        else deployed(config.pipeline, outputs)
+    )
+    problems += _batch_problems(graph, loaded)
+    placements, misplaced = place(graph.stages, config.deploy, family, inventory)
+    problems += misplaced
+    model, found = _model(loaded, on_gpu=bool(placements) and all(p.replicas[0] for p in placements.values()))
+    problems += found
+    if not problems:
+        plan = _assemble(loaded, graph, placements, model, inventory)
+        # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
+        problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
+        if not problems:
+            return plan
+    raise PlanError(report(located(problems, loaded.origins), "the plan"))
+
+
+def _unknown_outputs(loaded: LoadedConfig) -> Iterator[Problem]:
+    """Outputs that no stage of the pipeline produces, asked for by the deployment or by every request."""
+    has = loaded.config.pipeline.outputs
+    for key, names in (
+        ("deploy.outputs", loaded.config.deploy.outputs),
+        ("request.modalities", loaded.config.request.modalities),
+    ):
+        if names is not None and not names:
+            yield Problem(key=key, message=f"is empty; the pipeline gives {', '.join(has)}")
+        for name in names or ():
+            if name not in has:
+                message = f"no stage of pipeline `{loaded.pipeline}` produces `{name}`; it gives {', '.join(has)}"
+                yield Problem(key=key, message=message)
+
+
+def _batch_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
+    for name in graph.stages:
+        limit = loaded.family.stages[name].max_batch
+        asked = loaded.config.deploy.stages.get(name, StageDeployConfig()).max_batch
+        if limit is not None and asked is not None and asked > limit:
+            message = f"is {asked}, but `{name}` of family `{loaded.family.name}` takes at most {limit}"
+            yield Problem(key=f"deploy.stages.{name}.max_batch", message=message)
+
+
+def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Problem]]:
+    model, family = loaded.config.model, loaded.family
+    dtype = model.dtype if model.dtype != "auto" else "bfloat16" if on_gpu and family.has_weights else "float32"
+    if not family.has_weights:
+        plan = ModelPlan(path="", load_format=model.load_format, dtype=dtype)
+        if model.path is None:
+            return plan, []
+        return plan, [Problem(key="model.path", message=f"family `{family.name}` has no weights; leave it out")]
+    path, problems = _folder(model.path, family)
+    if path and family.check_model is not None:
+        found = family.check_model(path, model.load_format)
+        problems += [Problem(key="model.path", message=line.removeprefix("model.path: ")) for line in found]
+    return ModelPlan(path=path, load_format=model.load_format, dtype=dtype), problems
+
+
+def _folder(path: str | None, family: FamilyContract) -> tuple[str, list[Problem]]:
+    if path is not None:
+        return str(Path(path).expanduser().absolute()), []
+    if family.default_model is None:
+        return "", [Problem(key="model.path", message=f"family `{family.name}` has no embedded default; set it")]
+    try:
+        return family.default_model(), []
+    except (StageError, OSError) as error:
+        return "", [Problem(key="model.path", message=f"the embedded default cannot be made: {error}")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edges:
+    """Makes the edges of a plan, each once, as both of its ends see it."""
+
+    loaded: LoadedConfig
+    batches: Mapping[str, int]
+    model_path: str
+
+    def between(self, producer: str, consumer: str, mode: EdgeMode) -> EdgePlan:
+        setting = self._stage(consumer).inputs.get(producer, EdgeConfig())
+        slots = 4 * max(self.batches[producer], self.batches[consumer])
+        key = f"deploy.stages.{consumer}.inputs.{producer}"
+        return self._edge(producer, consumer, mode, setting, slots, key, sized=True)
+
+    def media(self, consumer: str) -> EdgePlan:
+        """The edge of decoded media into a first stage; 0 bytes: as large as the inputs of the run need."""
+        setting = self._stage(consumer).inputs.get(REQUEST, EdgeConfig())
+        key = f"deploy.stages.{consumer}.inputs.{REQUEST}"
+        return self._edge(REQUEST, consumer, "complete", setting, 2 * self.batches[consumer], key, sized=False)
+
+    def final(self, producer: str) -> EdgePlan:
+        setting = self._stage(producer).output
+        key = f"deploy.stages.{producer}.output"
+        return self._edge(producer, REQUEST, "incremental", setting, 4 * self.batches[producer], key, sized=True)
+
+    def _stage(self, name: str) -> StageDeployConfig:
+        return self.loaded.config.deploy.stages.get(name, StageDeployConfig())
+
+    def _edge(
+        self, producer: str, consumer: str, mode: EdgeMode, setting: EdgeConfig, slots: int, key: str, *, sized: bool
+    ) -> EdgePlan:
+        connector = setting.connector or "shm"
+        slots = setting.slots or max(_LEAST_SLOTS, slots)
+        # Twice the largest payload: one can be written while the other is read.
+        default = 2 * self.loaded.family.edge_bytes(self.model_path, producer, consumer) if sized else 0
+        return EdgePlan(
+            producer=producer,
+            consumer=consumer,
+            mode=mode,
+            connector=connector,
+            slots=0 if connector == "inline" else slots,
+            ring_bytes=0 if connector == "inline" else setting.ring_bytes or default,
+            key=key,
+        )
+
+
+def _assemble(
+    loaded: LoadedConfig, graph: Graph, placements: Mapping[str, Placement], model: ModelPlan, inventory: Inventory
+) -> ExecutionPlan:
+    config, family = loaded.config, loaded.family
+    settings = {name: config.deploy.stages.get(name, StageDeployConfig()) for name in graph.stages}
+    batches = {name: _batch(settings[name], family.stages[name]) for name in graph.stages}
+    edges = _Edges(loaded=loaded, batches=batches, model_path=model.path)
+
+    def stage(name: str) -> StagePlan:
+        topology = config.pipeline.stages[name]
+        outputs = tuple(modality for modality, producer in graph.outputs.items() if producer == name)
+        inputs = [edges.between(producer, name, mode) for producer, mode in topology.inputs.items()]
+        if not inputs and family.media:
+            inputs = [edges.media(name)]
+        consumers = [
+            edges.between(name, other, config.pipeline.stages[other].inputs[name])
+            for other in graph.stages
+            if name in config.pipeline.stages[other].inputs
+        ]
+        if any(output != TEXT for output in outputs):
+            consumers.append(edges.final(name))
+        return StagePlan(
+            name=name,
+            execution_type=topology.execution_type,
+            replicas=tuple(ReplicaPlan(index=i, devices=d) for i, d in enumerate(placements[name].replicas)),
+            max_batch=batches[name],
+            memory_fraction=placements[name].memory_fraction,
+            startup_timeout_s=settings[name].startup_timeout_s,
+            threads=settings[name].threads,
+            inputs=tuple(inputs),
+            consumers=tuple(consumers),
+            outputs=outputs,
+        )
+
+    return ExecutionPlan(
+        recipe=loaded.recipe,
+        pipeline=loaded.pipeline,
+        family=family.name,
+        model=model,
+        stages=tuple(stage(name) for name in graph.stages),
+        outputs=graph.outputs,
+        media=family.media,
+        voices=family.voices(model.path) if family.voices is not None else (),
+        physical_devices=tuple(device.physical for device in inventory.devices),
+        drain_timeout_s=config.deploy.drain_timeout_s,
+        options=loaded.options,
+    )
+
+
+def _batch(setting: StageDeployConfig, contract: StageContract) -> int:
+    if setting.max_batch is not None:
+        return setting.max_batch
+    return DEFAULT_MAX_BATCH if contract.max_batch is None else min(DEFAULT_MAX_BATCH, contract.max_batch)

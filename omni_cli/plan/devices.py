@@ -1,0 +1,84 @@
+"""Which GPUs a child process could see, read from NVML and CUDA_VISIBLE_DEVICES: no CUDA context, no torch.
+
+A plan names devices by their position in this list; a child gets the physical id of that position.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """`physical` is what CUDA_VISIBLE_DEVICES calls it: an index or a UUID."""
+
+    physical: str
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """The visible devices in order. `note` says why there are none, or fewer than the machine has."""
+
+    devices: tuple[Device, ...] = ()
+    note: str = ""
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+
+def _nvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ, nvml: Callable[[], Any] = _nvml) -> Inventory:
+    """The inventory of this machine. A machine without a driver has none; that is no error."""
+    library = nvml()
+    try:
+        library.nvmlInit()
+    except library.NVMLError as error:
+        return Inventory(note=f"no GPU: NVML says {error}")
+    try:
+        return _visible(library, environ.get("CUDA_VISIBLE_DEVICES"))
+    finally:
+        library.nvmlShutdown()
+
+
+def _visible(library: Any, listed: str | None) -> Inventory:
+    handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+    if listed is None:
+        return Inventory(devices=tuple(_device(library, str(i), handle) for i, handle in enumerate(handles)))
+    uuids = [_text(library.nvmlDeviceGetUUID(handle)) for handle in handles]
+    devices: list[Device] = []
+    for token in (part.strip() for part in listed.split(",")):
+        handle = _handle(library, token, handles, uuids)
+        # As CUDA does it: the first entry that names no device hides itself and everything after it.
+        if handle is None or token in {device.physical for device in devices}:
+            break
+        devices.append(_device(library, token, handle))
+    return Inventory(devices=tuple(devices), note=f"CUDA_VISIBLE_DEVICES={listed} on a machine of {len(handles)}")
+
+
+def _handle(library: Any, token: str, handles: list[Any], uuids: list[str]) -> Any | None:
+    if token.isdecimal():
+        return handles[int(token)] if int(token) < len(handles) else None
+    if token.startswith("MIG-"):
+        try:
+            return library.nvmlDeviceGetHandleByUUID(token)
+        except library.NVMLError:
+            return None
+    matches = [handle for handle, uuid in zip(handles, uuids, strict=True) if token and uuid.startswith(token)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _device(library: Any, physical: str, handle: Any) -> Device:
+    memory = int(library.nvmlDeviceGetMemoryInfo(handle).total)
+    return Device(physical=physical, name=_text(library.nvmlDeviceGetName(handle)), memory_bytes=memory)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,141 @@
+"""Judges a trace: folds it through the tables and the ledger of the live run, and holds it against itself.
+
+The tables alone would bless whatever the runtime wrote, so each audit derives from one part of the trace what another
+part must say. A finding names the line; a later finding about the same request may be a consequence of the first.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from omni_cli.runtime.events import (
+    Event,
+    ProcessDead,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RunFinished,
+)
+from omni_cli.runtime.leases import LeaseLedger
+from omni_cli.runtime.lifecycle import STAGE_ENDED, IllegalTransition, Lifecycle
+from omni_cli.trace.codec import KINDS, TraceEvent
+from omni_cli.trace.frame_audit import FrameAudit
+from omni_cli.trace.input_audit import InputAudit
+from omni_cli.trace.process_audit import ProcessAudit
+from omni_cli.trace.stage_audit import StageAudit
+from omni_cli.trace.stream_audit import StreamAudit
+from stages.events import StageCancelled, StageFailed, StageFinished, StepDone
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Something that cannot be right. `line` counts from 1; it is the last one for what is missing at the end."""
+
+    line: int
+    text: str
+
+
+def check(events: Iterable[TraceEvent]) -> list[Finding]:
+    """All findings, in the order of their lines; none for a sound trace of a run that was brought to its end.
+
+    A trace that stops before `run_finished` gets the finding `truncated at ...` in place of all that is missing.
+    """
+    trial = _Trial()
+    findings = []
+    line, last = 0, None
+    for line, last in enumerate(events, start=1):
+        findings += [Finding(line=line, text=text) for text in trial.see(last)]
+    if last is None:
+        return [Finding(line=0, text="truncated at the start: the trace is empty")]
+    if isinstance(last.event, RunFinished):
+        return findings + [Finding(line=line, text=text) for text in trial.end(last.event.live_slots)]
+    return [*findings, Finding(line=line, text=f"truncated at {name_of(last)}")]
+
+
+def name_of(line: TraceEvent) -> str:
+    """The event in a few words."""
+    uid = getattr(line.event, "uid", None)
+    if isinstance(line.event, StepDone):
+        uid = ", ".join(str(row.uid) for row in line.event.rows)
+    return f"{KINDS[type(line.event)]}{'' if uid is None else f' of request {uid}'} from {line.source}"
+
+
+_ENDS = (StageFinished, StageFailed, StageCancelled, RequestFinished, RequestFailed, RequestCancelled)
+
+
+class Audit(Protocol):
+    """One point of view. It yields what cannot be right, as a person would say it."""
+
+    def see(self, line: TraceEvent) -> Iterator[str]:
+        """The next event, before the tables have taken it in."""
+        ...
+
+    def forget(self, uid: int) -> None:
+        """The request is over: it has ended for its caller and in every stage."""
+        ...
+
+    def end(self) -> Iterator[str]:
+        """What is missing at the end of a whole trace."""
+        ...
+
+
+class _Trial:
+    """The state of a check between two lines. The audits see each event before the tables move."""
+
+    def __init__(self) -> None:
+        self._lifecycle = Lifecycle()
+        self._ledger = LeaseLedger()
+        self._killed: set[tuple[int, str]] = set()  # request, process
+        self._audits: tuple[Audit, ...] = (
+            FrameAudit(),
+            ProcessAudit(),
+            StageAudit(self._lifecycle),
+            InputAudit(),
+            StreamAudit(self._lifecycle),
+        )
+
+    def see(self, line: TraceEvent) -> Iterator[str]:
+        for audit in self._audits:
+            yield from audit.see(line)
+        if isinstance(line.event, ProcessDead) and line.event.expected:
+            self._note_killed(line.event.process)
+        try:
+            self._lifecycle.apply(line.source, line.event)
+            self._ledger.apply(line.source, line.event)
+        except IllegalTransition as error:
+            yield f"{name_of(line)}: {error}"
+        for uid in self._may_be_over(line.event):
+            if self._lifecycle.requests[uid].over:
+                self._lifecycle.forget(uid)
+                for audit in self._audits:
+                    audit.forget(uid)
+
+    def _note_killed(self, process: str) -> None:
+        """Of a request that was still being cancelled, the slots in the hands of a killed process stay as they are."""
+        for uid, record in self._lifecycle.requests.items():
+            self._killed.update(
+                (uid, process) for s in record.stages.values() if s.process == process and s.state not in STAGE_ENDED
+            )
+
+    def _may_be_over(self, event: Event) -> tuple[int, ...]:
+        if isinstance(event, ProcessDead):
+            return tuple(self._lifecycle.requests)
+        uid = event.uid if isinstance(event, _ENDS) else None
+        return (uid,) if uid in self._lifecycle.requests else ()
+
+    def end(self, live_slots: int) -> Iterator[str]:
+        for uid, record in self._lifecycle.requests.items():
+            open_stages = [f"{s.process} is {s.state}" for s in record.stages.values() if s.state not in STAGE_ENDED]
+            if not record.over:
+                yield f"request {uid} never ended: it is {record.state}, {', '.join(open_stages) or 'in no stage'}"
+        killed = 0
+        for holding in self._ledger.live():
+            if (holding.uid, holding.reader) in self._killed or (holding.uid, holding.lease.owner) in self._killed:
+                killed += 1
+            else:
+                lease = f"lease {holding.lease.owner}#{holding.lease.number} of request {holding.uid}"
+                yield f"{lease} leaked: it is {holding.state} at the end"
+        if live_slots > killed:
+            yield f"{live_slots} slots were in use in the rings at the end, killed processes account for {killed}"
+        for audit in self._audits:
+            yield from audit.end()

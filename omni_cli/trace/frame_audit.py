@@ -1,0 +1,68 @@
+"""Audits what holds for every line, whatever it says: first and last event, ordinals, sources, the clock."""
+
+from collections.abc import Iterator
+from typing import get_args
+
+from omni_cli.runtime.events import CONTROL, ControlEvent, Event, RunFinished, RunStarted
+from omni_cli.trace.codec import KINDS, TraceEvent
+from stages.events import StepDone
+
+_CONTROL_EVENTS = get_args(ControlEvent)
+
+
+def moment(event: Event) -> int:
+    """When an event happened, in ns. A step happens when it is done: then its results exist."""
+    return event.end_ns if isinstance(event, StepDone) else event.t_ns
+
+
+class FrameAudit:
+    """One clock for all processes: a source's events are in the order of their times, and the control plane, which
+    stamps as it decides, never decides before what it has already taken in."""
+
+    def __init__(self) -> None:
+        self._run: RunStarted | None = None
+        self._finished: RunFinished | None = None
+        self._lines = 0
+        self._source_ns: dict[str, int] = {}
+        self._latest_ns = 0
+
+    def see(self, line: TraceEvent) -> Iterator[str]:
+        event = line.event
+        if line.ordinal != self._lines:
+            yield f"its ordinal is {line.ordinal}, but {self._lines} events precede it: the trace lacks or repeats some"
+        yield from self._form(line.source, event)
+        yield from self._time(line.source, event)
+        self._lines += 1
+
+    def forget(self, uid: int) -> None:
+        """Nothing is kept by request."""
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def _form(self, source: str, event: Event) -> Iterator[str]:
+        if self._finished is not None:
+            yield f"{KINDS[type(event)]} after run_finished"
+        if isinstance(event, RunStarted) == (self._lines > 0):
+            yield "run_started twice" if self._lines else f"the first event is {KINDS[type(event)]}, not run_started"
+        if isinstance(event, _CONTROL_EVENTS) != (source == CONTROL):
+            yield f"{KINDS[type(event)]} cannot come from {source}"
+        if isinstance(event, RunStarted):
+            self._run = self._run or event
+        elif source != CONTROL and self._run is not None and source.rpartition(".")[0] not in self._run.stages:
+            yield f"{source} is not a process of this run"
+        if isinstance(event, RunFinished):
+            self._finished = event
+            if event.events != self._lines:
+                yield f"run_finished counts {event.events} events before it, the trace has {self._lines}"
+
+    def _time(self, source: str, event: Event) -> Iterator[str]:
+        now = moment(event)
+        if isinstance(event, StepDone) and event.end_ns < event.t_ns:
+            yield f"the step ends {event.t_ns - event.end_ns} ns before it starts"
+        before = self._latest_ns if source == CONTROL else self._source_ns.get(source, 0)
+        if now < before:
+            whom = "what the control plane had taken in" if source == CONTROL else f"the last event of {source}"
+            yield f"{KINDS[type(event)]} from {source} happened {before - now} ns before {whom}"
+        self._source_ns[source] = max(now, before)
+        self._latest_ns = max(now, self._latest_ns)

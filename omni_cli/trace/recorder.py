@@ -1,0 +1,103 @@
+"""Writes every event to the run's `trace.jsonl` as it happens: a listener that only queues, and a thread that writes.
+
+When the process is killed, the trace lacks the events of the last `window_s` (those of `URGENT` kinds are written at
+once, with all before them) and its last line may be torn. A full disk ends the recording with one report; nothing that
+happens here can break a run or hold it up.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from pathlib import Path
+
+from omni_cli.errors import TraceError
+from omni_cli.runtime.events import Event, ProcessDead, RequestFailed, RunFinished, RunStarted
+from omni_cli.trace.codec import encode
+from stages.events import StageFailed
+
+log = logging.getLogger(__name__)
+
+# What explains a failure must be on disk before anything else can go wrong.
+URGENT = frozenset({RunStarted, StageFailed, RequestFailed, ProcessDead, RunFinished})
+
+# Encoding holds the interpreter lock and writing gives it up: the event loop waits for one slice at most.
+SLICE_EVENTS = 64
+
+
+class Recorder:
+    """The trace's listener for one run. Events are written in the order of the calls and numbered from 0.
+
+    `events` counts those heard so far, which is what `RunFinished` has to say. `problem` tells why the recording ended
+    early, if it did. Raises TraceError if `path` exists already or cannot be created.
+    """
+
+    def __init__(self, path: Path, *, window_s: float = 0.05) -> None:
+        self.path = path
+        self.events = 0
+        self.problem: str | None = None
+        self._window_s = window_s
+        self._pending: deque[tuple[str, Event]] = deque()
+        self._written = 0
+        self._closing = False
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        except FileExistsError:
+            raise TraceError(f"{path}: exists already; a trace is written once, into its run's own folder") from None
+        except OSError as error:
+            raise TraceError(f"{path}: the trace cannot be created: {error.strerror}") from error
+        self._thread = threading.Thread(target=self._run, name="omni:trace", daemon=True)
+        self._thread.start()
+
+    def __call__(self, source: str, event: Event) -> None:
+        self.events += 1
+        self._pending.append((source, event))
+        if type(event) in URGENT:
+            self._hurry.set()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self) -> None:
+        """Returns when every event is written, or given up with a report. May be called again."""
+        self._closing = True
+        self._hurry.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait()
+            self._hurry.wait(self._window_s)
+            # Cleared before the queue is emptied: whatever is queued from now on wakes the thread again.
+            self._wake.clear()
+            self._hurry.clear()
+            self._write_pending()
+        self._write_pending()
+        os.close(self._file)
+        if self.problem is not None:
+            log.error("%s: %d of %d events were not recorded", self.path, self.events - self._written, self.events)
+
+    def _write_pending(self) -> None:
+        while self._pending:
+            count = min(len(self._pending), SLICE_EVENTS)
+            events = [self._pending.popleft() for _ in range(count)]
+            if self.problem is None:
+                self._write_slice(events)
+
+    def _write_slice(self, events: list[tuple[str, Event]]) -> None:
+        try:
+            lines = [encode(source, n, event) for n, (source, event) in enumerate(events, self._written)]
+            rest = memoryview("".join(lines).encode("ascii"))
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            self._written += len(events)
+        except OSError as error:
+            self._give_up(f"{error.strerror} after event {self._written}; free space there for the next run")
+        except Exception as error:  # a defect of the codec must cost the trace, never the run
+            self._give_up(f"{type(error).__name__}: {error} in events {self._written} to {self._written + len(events)}")
+
+    def _give_up(self, why: str) -> None:
+        self.problem = f"{self.path}: the recording ended: {why}"
+        log.error("%s", self.problem)

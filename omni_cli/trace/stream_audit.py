@@ -1,0 +1,159 @@
+"""Audits messages and slots: what is read was put, for this reader and before, and a slot has one lease at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from omni_cli.runtime.events import LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead
+from omni_cli.runtime.lifecycle import STAGE_ENDED, Lifecycle, Stage
+from omni_cli.trace.codec import TraceEvent
+from stages.events import LeaseReleased, MessageGot, MessagePut, OutputProduced
+from stages.lease import Lease
+from stages.messages import REQUEST
+from stages.payload import PayloadRef
+
+_Key = tuple[str, str, int]  # producer, consumer, seq
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message that was put and not read yet."""
+
+    key: _Key
+    t_ns: int
+    lease: Lease | None
+    granted_ns: int = 0
+    reader: str = ""
+    got: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """A slot in use: by a message, or by a piece of a final output (`sent` is None)."""
+
+    place: tuple[str, str, int]  # owner, ring, slot
+    sent: _Sent | None
+
+
+class StreamAudit:
+    """Follows each message from put to get and each slot from put to its end."""
+
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._sent: dict[int, dict[_Key, _Sent]] = {}
+        self._held: dict[tuple[str, int], _Held] = {}
+        self._users: dict[tuple[str, str, int], tuple[str, int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._dead: set[str] = set()
+
+    def see(self, line: TraceEvent) -> Iterator[str]:
+        event = line.event
+        if isinstance(event, MessagePut):
+            message = event.message
+            key = (message.producer, message.consumer, message.seq)
+            yield from self._put(event.uid, _Sent(key=key, t_ns=event.t_ns, lease=message.lease))
+            yield from self._same_slot(message.ref, message.lease)
+        elif isinstance(event, MediaPut):
+            key = (REQUEST, event.consumer, 0)
+            yield from self._put(event.uid, _Sent(key=key, t_ns=event.t_ns, lease=event.lease))
+        elif isinstance(event, OutputProduced) and event.lease is not None:
+            yield from self._take_slot(event.lease, REQUEST, None)
+            yield from self._same_slot(event.ref, event.lease)
+        elif isinstance(event, LeaseGranted):
+            yield from self._granted(event)
+        elif isinstance(event, MessageGot):
+            yield from self._got(line.source, event)
+        elif isinstance(event, LeaseReleased):
+            yield from self._released(line.source, event)
+        elif isinstance(event, (LeaseRead, LeaseDropped)):
+            yield from self._taken_back(event)
+        elif isinstance(event, ProcessDead):
+            self._dead.add(event.process)
+
+    def forget(self, uid: int) -> None:
+        self._sent.pop(uid, None)
+
+    def end(self) -> Iterator[str]:
+        return iter(())
+
+    def _same_slot(self, ref: PayloadRef | None, lease: Lease | None) -> Iterator[str]:
+        slot = ref.slot if ref is not None and ref.segment else None
+        if slot != (lease.slot if lease is not None else None):
+            yield f"the payload lies in slot {slot}, its lease says {lease}"
+
+    def _put(self, uid: int, sent: _Sent) -> Iterator[str]:
+        producer, consumer, seq = sent.key
+        messages = self._sent.setdefault(uid, {})
+        if sent.key in messages:
+            yield f"message {seq} of {producer}->{consumer} of request {uid} was put twice"
+        messages[sent.key] = sent
+        if sent.lease is not None:
+            yield from self._take_slot(sent.lease, consumer, sent)
+
+    def _take_slot(self, lease: Lease, ring: str, sent: _Sent | None) -> Iterator[str]:
+        key, place = (lease.owner, lease.number), (lease.owner, ring, lease.slot)
+        user = self._users.get(place)
+        if user is not None and user != key:
+            which = f"slot {lease.slot} of {lease.owner} for {ring}"
+            yield f"{which} was written under #{lease.number} while #{user[1]} lasts"
+        if lease.number <= self._numbers.get(lease.owner, -1):
+            yield f"lease {lease.owner}#{lease.number} comes after #{self._numbers[lease.owner]}: numbers count up"
+        self._numbers[lease.owner] = max(lease.number, self._numbers.get(lease.owner, -1))
+        self._users[place] = key
+        self._held[key] = _Held(place=place, sent=sent)
+
+    def _granted(self, event: LeaseGranted) -> Iterator[str]:
+        consumer = event.reader.rpartition(".")[0]
+        what = f"message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
+        sent = self._sent.get(event.uid, {}).get((event.producer, consumer, event.seq))
+        if sent is None or sent.lease != event.lease:
+            yield f"lease {event.lease.owner}#{event.lease.number} was granted for {what}, which does not lie there"
+            return
+        record = self._lifecycle.requests.get(event.uid)
+        stage = record.stages.get(consumer) if record is not None else None
+        if stage is None or stage.process != event.reader:
+            yield f"{what} went to {event.reader}, which does not have the request"
+        sent.granted_ns, sent.reader = event.t_ns, event.reader
+
+    def _got(self, source: str, event: MessageGot) -> Iterator[str]:
+        consumer = source.rpartition(".")[0]
+        what = f"{source} read message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
+        sent = self._sent.get(event.uid, {}).get((event.producer, consumer, event.seq))
+        if sent is None:
+            yield f"{what}, which was not put"
+            return
+        if sent.lease is not None and sent.reader != source:
+            yield f"{what}, which was granted to {sent.reader or 'nobody'}"
+        if event.t_ns < max(sent.t_ns, sent.granted_ns):
+            yield f"{what} {max(sent.t_ns, sent.granted_ns) - event.t_ns} ns before it was put and granted"
+        if sent.lease is not None and (sent.lease.owner, sent.lease.number) not in self._held:
+            yield f"{what} after its slot was given back"
+        sent.got = True
+
+    def _released(self, source: str, event: LeaseReleased) -> Iterator[str]:
+        held = self._free(event.lease)
+        if held is None or held.sent is None:
+            return  # the ledger reports it
+        lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
+        if event.t_ns < held.sent.granted_ns:
+            yield f"{lease} was released {held.sent.granted_ns - event.t_ns} ns before it was granted"
+        record = self._lifecycle.requests.get(event.uid)
+        stage = record.stages.get(source.rpartition(".")[0]) if record is not None else None
+        if not held.sent.got and stage is not None and stage.state not in STAGE_ENDED | {Stage.CANCELLING}:
+            yield f"{lease} was released unread, while {source} still works on the request"
+
+    def _taken_back(self, event: LeaseRead | LeaseDropped) -> Iterator[str]:
+        held = self._free(event.lease)
+        if held is None:
+            return
+        lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
+        if isinstance(event, LeaseRead) and held.sent is not None:
+            yield f"{lease} was read by the control plane, but holds a message for {held.sent.key[1]}"
+        reader = held.sent.reader if held.sent is not None else ""
+        if isinstance(event, LeaseDropped) and reader and reader not in self._dead:
+            yield f"{lease} was dropped while its reader {reader} lives"
+
+    def _free(self, lease: Lease) -> _Held | None:
+        held = self._held.pop((lease.owner, lease.number), None)
+        if held is not None and self._users.get(held.place) == (lease.owner, lease.number):
+            del self._users[held.place]
+        return held

@@ -1,0 +1,99 @@
+"""What the runners of the three stages share: loading, one state a request, rows one after the other.
+
+A row that raises fails its own request. Sequential rows are the reference mode; a request's result does not depend on
+which others are in flight.
+"""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from stages.config import StageSpec
+from stages.errors import describe
+from stages.messages import StageRequest
+from stages.models.qwen3_omni.modules import Source, read_config
+from stages.payload import Payload
+from stages.runners.base import RowResult
+from stages.schedulers.base import Row
+
+State = TypeVar("State")
+
+
+class StageRunner(ABC, Generic[State]):
+    """The part of a `ModelRunner` that does not depend on the stage."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self._spec = spec
+        self._folder = Path(spec.model.path)
+        self._states: dict[int, State] = {}
+
+    def load(self) -> tuple[tuple[str, str], ...]:
+        spec = self._spec
+        start = perf_counter()
+        torch.set_num_threads(spec.threads)
+        device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
+        config = read_config(self._folder)
+        dtype = _dtype(spec.model.dtype, config)
+        source = Source(folder=self._folder, device=device, dtype=dtype, dummy=spec.model.load_format == "dummy")
+        held = self._load(config, source)
+        return (
+            ("device", str(device)),
+            ("dtype", str(dtype).removeprefix("torch.")),
+            ("weight_bytes", str(held)),
+            ("load_s", f"{perf_counter() - start:.3f}"),
+        )
+
+    def begin(self, request: StageRequest) -> None:
+        self._states[request.uid] = self._open(request)
+
+    def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
+        self._take(self._states[uid], payload, eos)
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        with torch.inference_mode():
+            return tuple(self._guarded(row) for row in rows)
+
+    def end(self, uid: int) -> None:
+        self._states.pop(uid, None)
+
+    def close(self) -> None:
+        self._states.clear()
+
+    def _guarded(self, row: Row) -> RowResult:
+        try:
+            return self._advance(row.uid, self._states[row.uid])
+        except Exception as error:
+            # Whatever one request's row raises is that request's failure, not the step's.
+            return RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage))
+
+    @abstractmethod
+    def warm_up(self) -> None: ...
+
+    @abstractmethod
+    def _load(self, config: Any, source: Source) -> int:
+        """Loads the stage's module; returns its bytes."""
+
+    @abstractmethod
+    def _open(self, request: StageRequest) -> State:
+        """A new request's state. Raises RequestRefused for what the stage cannot do."""
+
+    @abstractmethod
+    def _take(self, state: State, payload: Payload, eos: bool) -> None:
+        """Copies what it needs from one message of the input stream."""
+
+    @abstractmethod
+    def _advance(self, uid: int, state: State) -> RowResult:
+        """One step of one request."""
+
+
+def _dtype(name: str, config: Any) -> torch.dtype:
+    """The plan's dtype; `auto` is the one that the checkpoint was saved in."""
+    chosen = getattr(torch, name) if name != "auto" else (config.dtype or torch.float32)
+    if not isinstance(chosen, torch.dtype):
+        raise ValueError(f"model.dtype={name!r} is no dtype of torch")
+    return chosen

@@ -1,0 +1,69 @@
+"""Seeded damage to a trace: one event dropped, doubled, swapped with another, or given to another owner."""
+
+import random
+from dataclasses import dataclass, fields, replace
+
+from omni_cli.runtime.events import RunFinished
+from omni_cli.trace.codec import TraceEvent
+from stages.events import StepDone
+from stages.lease import Lease
+
+KINDS = ("drop", "double", "swap", "owner")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """The damaged trace, and what was done at which places."""
+
+    kind: str
+    places: tuple[int, ...]
+    trace: list[TraceEvent]
+    said: str
+
+
+def mutate(trace: list[TraceEvent], kind: str, rng: random.Random) -> Mutation:
+    i, j = sorted(rng.sample(range(len(trace)), 2))
+    if kind == "drop":
+        return Mutation(kind, (i,), trace[:i] + trace[i + 1 :], f"drop {trace[i]}")
+    if kind == "double":
+        return Mutation(kind, (i, j), [*trace[:j], trace[i], *trace[j:]], f"double {trace[i]}")
+    if kind == "swap":
+        swapped = [*trace[:i], trace[j], *trace[i + 1 : j], trace[i], *trace[j + 1 :]]
+        return Mutation(kind, (i, j), swapped, f"swap {trace[i]} and {trace[j]}")
+    place, given = give_away(trace, rng)
+    return Mutation(kind, (place,), [*trace[:place], given, *trace[place + 1 :]], f"{trace[place]} becomes {given}")
+
+
+def give_away(trace: list[TraceEvent], rng: random.Random) -> tuple[int, TraceEvent]:
+    """Some event as another source, request, process or lease would have it."""
+    sources = sorted({line.source for line in trace})
+    uids = sorted({uid for line in trace if (uid := getattr(line.event, "uid", None)) is not None})
+    while True:
+        place = rng.randrange(len(trace))
+        line = trace[place]
+        changes = [replace(line, source=rng.choice([s for s in sources if s != line.source]))]
+        for field in fields(line.event):
+            value = getattr(line.event, field.name)
+            other: object = None
+            if field.name == "uid":
+                other = rng.choice([uid for uid in uids if uid != value])
+            elif field.name in ("process", "reader"):
+                other = rng.choice([s for s in sources if s not in (value, "omni")])
+            elif isinstance(value, Lease):
+                other = rng.choice([replace(value, number=value.number + 1), replace(value, owner=f"{value.owner}1")])
+            elif isinstance(line.event, StepDone) and field.name == "rows":
+                row = rng.randrange(len(value))
+                stranger = replace(value[row], uid=rng.choice([uid for uid in uids if uid != value[row].uid]))
+                other = (*value[:row], stranger, *value[row + 1 :])
+            if other is not None:
+                changes.append(replace(line, event=replace(line.event, **{field.name: other})))
+        return place, rng.choice(changes)
+
+
+def renumber(trace: list[TraceEvent]) -> list[TraceEvent]:
+    """The same with ordinals and the final count made to fit, as a runtime that lost the event itself would write."""
+    lines = [replace(line, ordinal=n) for n, line in enumerate(trace)]
+    return [
+        replace(line, event=replace(line.event, events=line.ordinal)) if isinstance(line.event, RunFinished) else line
+        for line in lines
+    ]

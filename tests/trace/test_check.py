@@ -1,0 +1,134 @@
+"""The check on whole traces: sound ones are clean, cut ones are truncated, and damaged ones are found out."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_cli.runtime.events import RequestCancelled, RequestFailed, RequestFinished, RunFinished
+from omni_cli.trace.check import check, name_of
+from omni_cli.trace.codec import decode, encode
+from stages.events import StageFinished
+from tests.trace.mutations import KINDS, Mutation, mutate, renumber
+from tests.trace.scenarios import IMAGE, SCENARIOS
+from tests.trace.simulated_run import SimulatedRun
+from tests.unit.omni_cli.runtime.simulation import DIAMOND, DIAMOND_OUTPUTS
+
+everything = pytest.mark.parametrize("scenario", SCENARIOS)
+
+
+@everything
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sound_trace_is_clean(scenario, seed):
+    trace = SCENARIOS[scenario](seed)
+    written = [decode(encode(line.source, line.ordinal, line.event)) for line in trace]
+    assert check(written) == []
+
+
+def test_the_scenarios_end_in_every_way():
+    ends = {
+        scenario: {type(line.event) for seed in range(5) for line in SCENARIOS[scenario](seed)}
+        & {RequestFinished, RequestFailed, RequestCancelled}
+        for scenario in SCENARIOS
+    }
+    assert ends["failed"] == ends["killed"] == ends["expired"] == {RequestFinished, RequestFailed}
+    assert ends["cancelled"] == {RequestFinished, RequestCancelled}
+    assert ends["finished"] == ends["dag"] == ends["whole_payloads"] == {RequestFinished}
+
+
+@everything
+def test_a_trace_that_stops_anywhere_is_truncated_and_nothing_else(scenario):
+    trace = SCENARIOS[scenario](0)
+    for length in range(1, len(trace)):
+        (finding,) = check(trace[:length])
+        assert finding.line == length
+        assert finding.text == f"truncated at {name_of(trace[length - 1])}"
+
+
+def test_an_empty_trace_is_truncated():
+    (finding,) = check([])
+    assert finding.text.startswith("truncated at the start")
+
+
+def is_another_order_of_the_same(mutation: Mutation, trace: list) -> bool:
+    """A swap of neighbours from two sources: each source still tells the same story, only the order in which the
+    control plane heard them differs. Where that order breaks no rule, nothing but the ordinals can tell."""
+    i, j = mutation.places if mutation.kind == "swap" else (0, 0)
+    return j == i + 1 and trace[i].source != trace[j].source
+
+
+@everything
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_200_damaged_traces_every_one_is_found_out(scenario, kind):
+    """Also when ordinals and counts were made to fit, but for swaps that only the ordinals can show."""
+    rng = random.Random(f"{scenario} {kind}")
+    missed = 0
+    for number in range(50):
+        trace = SCENARIOS[scenario](number % 10)
+        mutation = mutate(trace, kind, rng)
+        assert check(mutation.trace), mutation.said
+        if not check(renumber(mutation.trace)):
+            assert is_another_order_of_the_same(mutation, trace), mutation.said
+            missed += 1
+    assert missed <= 1, "swaps of neighbours are rare"
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("admit"), st.integers(0, 3)),
+        st.tuples(st.just("act"), st.integers(0, 30)),
+        st.tuples(st.just("act"), st.integers(0, 30)),
+        st.tuples(st.just("cancel"), st.integers(0, 10)),
+        st.tuples(st.just("fail"), st.integers(0, 7)),
+        st.tuples(st.just("expire"), st.just(0)),
+        st.tuples(st.just("kill"), st.integers(0, 30)),
+    ),
+    max_size=40,
+)
+WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
+
+
+@settings(max_examples=150, deadline=None)
+@given(actions=ACTIONS, replicas=st.integers(1, 2), media=st.booleans(), incremental=st.booleans(), seed=st.integers())
+def test_whatever_happens_the_trace_is_clean(actions, replicas, media, incremental, seed):
+    run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, incremental=incremental, seed=seed, replicas=replicas, media=media)
+    processes = tuple(run.stages)
+    uid = 0
+    for what, number in actions:
+        process = processes[number % len(processes)]
+        if what == "admit":
+            uid += 1
+            image = IMAGE if media and uid % 2 else None
+            run.admit(uid, outputs=WANTED[number], media=image, timeout_s=1e-6 if number == 0 else None)
+        elif what == "act" and run.stages:
+            run.some(number)
+        elif what == "cancel":
+            run.cancel(number)
+        elif what == "fail" and process in run.stages:
+            run.stages[process].fail_next = True
+        elif what == "expire":
+            run.now += 500
+            run.orchestrator.expire()
+            run.deliver()
+        elif what == "kill" and number < len(processes):
+            run.kill(process)
+    assert check(run.finish()) == []
+
+
+def test_slots_that_the_rings_still_have_in_use_are_reported():
+    *trace, last = SCENARIOS["finished"](0)
+    assert isinstance(last.event, RunFinished)
+    (finding,) = check([*trace, replace(last, event=replace(last.event, live_slots=2))])
+    assert finding.text.startswith("2 slots were in use in the rings at the end")
+
+
+def test_units_that_do_not_add_up_are_reported():
+    trace = SCENARIOS["finished"](0)
+    place = next(n for n, line in enumerate(trace) if isinstance(line.event, StageFinished))
+    line = trace[place]
+    trace[place] = replace(line, event=replace(line.event, units=9))
+    (finding,) = check(trace)
+    assert finding.line == place + 1
+    assert "with 9 units, its steps have done 3" in finding.text
