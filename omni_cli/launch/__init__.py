@@ -1,1 +1,1 @@
-"""Starts, watches and stops the stage processes of a plan on this machine."""
+"""The stage processes of a plan: started, watched, stopped, and nothing of them left behind."""

@@ -1,0 +1,215 @@
+"""`omni doctor`: looks at what a run stands on, and says of each thing whether it is well and what to do if it is not.
+
+It starts nothing, imports no torch and changes nothing, but for the segments of dead runs that `--clean` removes.
+"""
+
+import os
+import platform
+import resource
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from itertools import permutations
+from pathlib import Path
+from typing import Any, Literal
+
+import typer
+
+from omni_cli.launch.rings import remove_stale, stale_segments
+
+app = typer.Typer()
+
+GIB = 1 << 30
+SHM = "/dev/shm"
+SHM_STOP_BYTES = 16 << 20  # no pipeline's rings fit
+SHM_WARN_BYTES = 1 << 30
+FILES_STOP, FILES_WARN = 128, 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at. `stop`: a run would not start. `remedy` says what to do about a warn or a stop."""
+
+    name: str
+    state: Literal["ok", "warn", "stop"]
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        line = f"{self.state:<5} {self.name:<14} {self.text}"
+        return f"{line}\n{'':<20} -> {self.remedy}" if self.remedy else line
+
+
+@app.command()
+def doctor(
+    clean: bool = typer.Option(False, "--clean", help="Remove the shared-memory segments of dead runs."),
+) -> None:
+    """Look at versions, devices, limits and leftovers. Exits with 1 if something would stop a run."""
+    stops = 0
+    for finding in findings(clean):
+        typer.echo(str(finding))
+        stops += finding.state == "stop"
+    if stops:
+        typer.echo(f"{stops} of these would stop a run")
+        raise typer.Exit(1)
+
+
+def findings(clean: bool) -> Iterator[Finding]:
+    yield python(sys.version_info[:3])
+    yield from packages(requirements(), installed)
+    yield Finding(name="processors", state="ok", text=f"{usable_processors()} usable of {os.cpu_count()}")
+    yield from devices()
+    yield shared_memory(*_shm_bytes())
+    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield cleaned(remove_stale()) if clean else leftovers(stale_segments())
+
+
+def python(release: tuple[int, ...]) -> Finding:
+    text = f"{'.'.join(map(str, release))} on {platform.system()} {platform.machine()}"
+    if release < (3, 11):
+        return Finding(name="python", state="stop", text=text, remedy="install Python 3.11 or newer")
+    return Finding(name="python", state="ok", text=text)
+
+
+def requirements() -> list[str]:
+    """What omni requires, as it was installed or, in a source tree that is not installed, as it says itself."""
+    try:
+        return requires("omni-stages") or []
+    except PackageNotFoundError:
+        source = Path(__file__).parents[2] / "pyproject.toml"
+        found: list[str] = tomllib.loads(source.read_text())["project"]["dependencies"]
+        return found
+
+
+def installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def packages(required: list[str], installed: Callable[[str], str | None]) -> Iterator[Finding]:
+    """A finding a required package; those of extras are nobody's need here."""
+    from packaging.requirements import Requirement  # not behind --help
+
+    for line in required:
+        requirement = Requirement(line)
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            continue
+        found = installed(requirement.name)
+        remedy = f'pip install "{requirement.name}{requirement.specifier}"'
+        if found is None:
+            yield Finding(name=requirement.name, state="stop", text="is not installed", remedy=remedy)
+        elif not requirement.specifier.contains(found, prereleases=True):
+            text = f"{found}, needed is {requirement.specifier}"
+            yield Finding(name=requirement.name, state="stop", text=text, remedy=remedy)
+        else:
+            yield Finding(name=requirement.name, state="ok", text=found)
+
+
+def usable_processors() -> int:
+    """Those this process may run on, in a container often fewer than the machine has."""
+    return len(os.sched_getaffinity(0))
+
+
+def devices() -> Iterator[Finding]:
+    """GPUs as the driver's own library (NVML) sees them; no CUDA context is opened."""
+    try:
+        import pynvml
+    except ImportError:
+        return  # said among the packages
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield no_driver(str(error), Path("/dev/nvidiactl").exists())
+        return
+    try:
+        yield from gpus(pynvml, installed("torch") or "")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def no_driver(reason: str, device_files: bool) -> Finding:
+    if device_files:
+        remedy = "its device files are there, its library is not: give the container the driver (--gpus all)"
+        return Finding(name="gpu", state="warn", text=f"cannot be asked: {reason}", remedy=remedy)
+    return Finding(name="gpu", state="ok", text=f"none ({reason}): stages run on the CPU")
+
+
+def gpus(nvml: Any, torch_version: str) -> Iterator[Finding]:
+    """A finding a GPU, one on peer access where there are several, one if torch cannot use them."""
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    for index, handle in enumerate(handles):
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        text = f"{nvml.nvmlDeviceGetName(handle)}, {memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+        yield Finding(name=f"gpu {index}", state="ok", text=text)
+    if len(handles) > 1:
+        yield peer_access(_peers(nvml, handles))
+    if handles and torch_version.endswith("+cpu"):
+        remedy = "install a build of torch for CUDA (pytorch.org/get-started)"
+        yield Finding(name="gpu", state="warn", text=f"torch {torch_version} cannot use them", remedy=remedy)
+
+
+def _peers(nvml: Any, handles: list[Any]) -> Mapping[tuple[int, int], bool]:
+    return {
+        (a, b): nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], nvml.NVML_P2P_CAPS_INDEX_READ)
+        == nvml.NVML_P2P_STATUS_OK
+        for a, b in permutations(range(len(handles)), 2)
+    }
+
+
+def peer_access(peers: Mapping[tuple[int, int], bool]) -> Finding:
+    lacking = [f"{a}->{b}" for (a, b), reachable in peers.items() if not reachable]
+    if not lacking:
+        return Finding(name="peer access", state="ok", text="between all GPUs")
+    return Finding(
+        name="peer access",
+        state="warn",
+        text=f"not for {', '.join(lacking)}",
+        remedy="place stages that feed each other on GPUs that reach each other; else data goes through the host",
+    )
+
+
+def _shm_bytes() -> tuple[int, int]:
+    """Size and free space, 0 where it is absent or not ours to write."""
+    if not os.access(SHM, os.W_OK):
+        return 0, 0
+    stat = os.statvfs(SHM)
+    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
+
+
+def shared_memory(size: int, free: int) -> Finding:
+    text = f"{size / GIB:.2f} GiB, {free / GIB:.2f} GiB free"
+    if free >= SHM_WARN_BYTES:
+        return Finding(name=SHM, state="ok", text=text)
+    return Finding(
+        name=SHM,
+        state="stop" if free < SHM_STOP_BYTES else "warn",
+        text=text,
+        remedy="rings between stages live there: make it larger (in a container --shm-size=4g, else mount -o "
+        f"remount,size=4g {SHM}) or the rings smaller (deploy.stages.*.inputs.*)",
+    )
+
+
+def open_files(limit: int) -> Finding:
+    if limit == resource.RLIM_INFINITY or limit >= FILES_WARN:
+        text = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+        return Finding(name="open files", state="ok", text=text)
+    state: Literal["warn", "stop"] = "stop" if limit < FILES_STOP else "warn"
+    return Finding(name="open files", state=state, text=f"{limit} at most", remedy=f"ulimit -n {FILES_WARN * 4}")
+
+
+def leftovers(segments: list[str]) -> Finding:
+    if not segments:
+        return Finding(name="leftovers", state="ok", text="no segments of dead runs")
+    text = f"{len(segments)} segments of dead runs: {', '.join(segments)}"
+    return Finding(
+        name="leftovers", state="warn", text=text, remedy="omni doctor --clean, or the next run, removes them"
+    )
+
+
+def cleaned(segments: list[str]) -> Finding:
+    text = f"removed {', '.join(segments)}" if segments else "nothing to remove"
+    return Finding(name="leftovers", state="ok", text=text)

@@ -1,0 +1,88 @@
+"""Starts the processes of a plan on this machine. `start` returns when every replica is loaded and warmed up.
+
+It owns nothing after that: what it has started belongs to the `RunningStages` that it returns.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Sequence
+
+from omni_cli.launch.environment import stage_environment
+from omni_cli.launch.process import StageProcess
+from omni_cli.launch.rings import Rings, remove_stale
+from omni_cli.launch.running import RunningStages
+from omni_cli.launch.signals import deferred
+from omni_cli.launch.startup import Startup
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.events import CONTROL, Listener, ProcessStarted
+from stages.config import StageSpec
+from stages.worker.bootstrap import RunStage
+
+log = logging.getLogger("omni.launch")
+
+
+class LocalLauncher:
+    """Launches one plan once. `specs` has one entry a replica, of one run.
+
+    `listener` hears ProcessStarted, ProcessReady and ProcessDead; `clock` is CLOCK_MONOTONIC in ns; `on_progress` gets
+    a line for a person at least every 10 s while stages load. `run_stage` replaces the worker (tests).
+    """
+
+    def __init__(
+        self,
+        plan: ExecutionPlan,
+        specs: Sequence[StageSpec],
+        *,
+        listener: Listener,
+        on_progress: Callable[[str], None] = log.info,
+        clock: Callable[[], int] = time.monotonic_ns,
+        run_stage: RunStage | None = None,
+    ) -> None:
+        self._plan = plan
+        self._specs = tuple(specs)
+        self._listener = listener
+        self._on_progress = on_progress
+        self._clock = clock
+        self._run_stage = run_stage
+
+    def start(self) -> RunningStages:
+        """Blocks until all are ready. LaunchError as soon as one fails, dies or passes its limit.
+
+        To be called by a thread that lives as long as the run: the kernel ends the stages with it. However this call
+        is left, by an error or by a signal, nothing of the run remains.
+        """
+        for segment in remove_stale():
+            log.info("removed %s, left behind by a run that has died", segment)
+        rings = Rings(self._specs)
+        running = RunningStages(
+            rings, drain_timeout_s=self._plan.drain_timeout_s, listener=self._listener, clock=self._clock
+        )
+        try:
+            with deferred():
+                rings.create()
+            self._bring_up(running)
+        except BaseException:
+            running.stop(drain_timeout_s=0)
+            raise
+        return running
+
+    def _bring_up(self, running: RunningStages) -> None:
+        for spec in self._specs:
+            with deferred():
+                self._spawn(spec, running)
+        limits_s = {spec.process: self._plan.stage(spec.stage).startup_timeout_s for spec in self._specs}
+        Startup(
+            running.replicas, limits_s, listener=self._listener, clock=self._clock, on_progress=self._on_progress
+        ).wait()
+
+    def _spawn(self, spec: StageSpec, running: RunningStages) -> None:
+        environment, notes = stage_environment(spec, os.environ)
+        for note in notes:
+            log.info("%s: %s", spec.process, note)
+        process = StageProcess.spawn(spec, environment, self._run_stage)
+        running.add(process)
+        self._listener(
+            CONTROL,
+            ProcessStarted(t_ns=self._clock(), process=spec.process, generation=spec.generation, pid=process.pid),
+        )

@@ -1,0 +1,160 @@
+"""The processes and rings of one run: what the runtime uses of them, and the ladder by which they end.
+
+Whatever way a run ends, `stop` is the one place that ends it: no process and no segment is left after it.
+"""
+
+import atexit
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import wait
+from types import TracebackType
+from typing import cast
+
+from omni_cli.launch.process import StageProcess
+from omni_cli.launch.rings import Rings
+from omni_cli.launch.signals import deferred
+from omni_cli.runtime.events import CONTROL, Listener, ProcessDead
+from omni_cli.runtime.processes import MediaPort, OutputPort
+from omni_cli.runtime.stage_log import log_line
+from stages.messages import LogLine, Stop, Turn
+
+log = logging.getLogger("omni.launch")
+
+TERMINATE_S = 2.0  # between SIGTERM and SIGKILL
+KILL_S = 5.0  # for the kernel to end a killed process
+
+
+class RunningStages:
+    """All replicas of a plan. Implements `Processes`; as a context manager it stops them on leaving."""
+
+    def __init__(
+        self,
+        rings: Rings,
+        *,
+        drain_timeout_s: float,
+        listener: Listener,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._rings = rings
+        self._processes: list[StageProcess] = []
+        self._drain_timeout_s = drain_timeout_s
+        self._listener = listener
+        self._clock = clock
+        self._hurry = False
+        self._live_slots: int | None = None
+        atexit.register(self.stop, 0)  # whoever forgets to stop, or is interrupted on the way there
+
+    def add(self, process: StageProcess) -> None:
+        """From here on the process is ended by `stop`, ready or not."""
+        self._processes.append(process)
+
+    @property
+    def replicas(self) -> Sequence[StageProcess]:
+        return tuple(self._processes)
+
+    @property
+    def media_ports(self) -> Mapping[str, MediaPort]:
+        return self._rings.media_ports
+
+    @property
+    def output_ports(self) -> Mapping[str, OutputPort]:
+        return self._rings.output_ports
+
+    def __enter__(self) -> "RunningStages":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def kill(self) -> None:
+        """Ends every process at once; `stop` then finds little to do. For a signal handler: takes no lock, waits for
+        nothing."""
+        self._hurry = True
+        for process in self._processes:
+            process.kill()
+
+    def abandon(self) -> None:
+        """Kills, and removes the rings' names without looking into them: the last thing a hanging parent can do."""
+        self.kill()
+        self._rings.unlink()
+
+    def stop(self, drain_timeout_s: float | None = None) -> int:
+        """Tells all to stop, waits, terminates, kills, removes the rings; returns the slots that were still held.
+
+        Takes at most `drain_timeout_s` (the plan's, unless given; 0 kills at once), `TERMINATE_S` and `KILL_S`. A
+        signal that comes meanwhile kills at once, and is delivered when all is clean. A second call does nothing.
+        """
+        with deferred(self.kill):
+            if self._live_slots is None:
+                self._live_slots = 0
+                try:
+                    self._descend(self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s)
+                finally:
+                    self._live_slots = self._rings.remove()
+                    atexit.unregister(self.stop)
+        return self._live_slots
+
+    def _descend(self, grace_s: float) -> None:
+        """The ladder: say it, terminate, kill. Each rung is bounded; an empty one is not waited for."""
+        running = [process for process in self._processes if not process.join(0)]
+        asked = frozenset(process.process for process in running if not process.failed)
+        if grace_s > 0 and not self._hurry:
+            for process in running:
+                _start_thread(_say_stop, process)
+                _start_thread(_drain, process)
+            running = self._running_after(grace_s, running)
+            for process in running:
+                log.warning("%s did not stop within %g s and is terminated", process.process, grace_s)
+                process.terminate()
+            running = self._running_after(TERMINATE_S, running)
+        for process in running:
+            process.kill()
+        for process in self._running_after(KILL_S, running):
+            log.error("%s (pid %d) is still there %g s after SIGKILL", process.process, process.pid, KILL_S)
+        for process in self._processes:
+            cause = process.ending()
+            if not process.told:
+                self._tell_death(process.process, cause, expected=process.process in asked)
+            process.close()
+
+    def _running_after(self, timeout_s: float, processes: Sequence[StageProcess]) -> list[StageProcess]:
+        """Waits until all have ended, at most `timeout_s`; returns those that have not."""
+        running = {process.sentinel: process for process in processes}
+        due_ns = self._clock() + int(timeout_s * 1e9)
+        while running:
+            left_s = (due_ns - self._clock()) / 1e9
+            for sentinel in wait(list(running), max(0.0, left_s)):
+                del running[cast("int", sentinel)]
+            if left_s <= 0:
+                break
+        return list(running.values())
+
+    def _tell_death(self, name: str, cause: str, *, expected: bool) -> None:
+        self._listener(CONTROL, ProcessDead(t_ns=self._clock(), process=name, expected=expected, cause=cause))
+
+
+def _start_thread(work: Callable[[StageProcess], None], process: StageProcess) -> None:
+    """Both works end with the process, at the latest. Daemon threads: nothing waits for them."""
+    threading.Thread(target=work, args=(process,), name=f"stop {process.process}", daemon=True).start()
+
+
+def _say_stop(process: StageProcess) -> None:
+    """In a thread of its own, since the pipe to a process that no longer reads may be full."""
+    with contextlib.suppress(OSError):
+        process.send(Turn(commands=(Stop(),), sent_ns=time.monotonic_ns()))
+
+
+def _drain(process: StageProcess) -> None:
+    """Reads what a stopping process still says, or its full pipe would keep it from ending."""
+    while True:
+        try:
+            message = process.receive()
+        except (EOFError, OSError):
+            return
+        if isinstance(message, LogLine):
+            log_line(message)

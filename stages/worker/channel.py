@@ -1,0 +1,41 @@
+"""The two ends that a stage process holds: turns come in, reports go out, each on a one-way pipe with one writer.
+
+Plain pickles over `multiprocessing.Connection`: no lock and no named semaphore, so that a process killed at any point
+leaves nothing behind and can wedge nobody. Tensors never pass here.
+"""
+
+import pickle
+import threading
+from multiprocessing.connection import Connection
+
+from stages.events import StepReport
+from stages.messages import LogLine, ProcessFailed, Turn
+
+
+class Inbox:
+    """Turns from the parent, read by one thread."""
+
+    def __init__(self, reader: Connection) -> None:
+        self._reader = reader
+
+    def get(self) -> Turn:
+        """Blocks for the next turn. EOFError or OSError: the parent is gone."""
+        turn: Turn = pickle.loads(self._reader.recv_bytes())
+        return turn
+
+    def empty(self) -> bool:
+        return not self._reader.poll()
+
+
+class Outbox:
+    """Messages to the parent: reports of the loop, log records of whatever thread."""
+
+    def __init__(self, writer: Connection) -> None:
+        self._writer = writer
+        self._writing = threading.Lock()
+
+    def put(self, message: StepReport | LogLine | ProcessFailed) -> None:
+        """Blocks while the pipe (64 KiB) is full. OSError: the parent is gone."""
+        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        with self._writing:
+            self._writer.send_bytes(data)
