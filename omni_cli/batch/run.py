@@ -166,12 +166,15 @@ def _run_tasks(
             listeners.append(display)
         listener = Fanout(*listeners)
         listener(CONTROL, _run_started(state, run_id))
-        running = LocalLauncher(plan, specs, listener=listener).start()
-        interrupts.register(running)
+        live_slots = 0
         try:
-            asyncio.run(_drive(todo, state, options, writer, interrupts, running, listener))
-        finally:
-            live_slots = running.stop()
+            running = LocalLauncher(plan, specs, listener=listener).start()
+            interrupts.register(running)
+            try:
+                asyncio.run(_drive(todo, state, options, writer, interrupts, running, listener))
+            finally:
+                live_slots = running.stop()
+        finally:  # after a start that failed as well
             events = recorder.events if recorder is not None else 0
             listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))
 

@@ -80,9 +80,9 @@ class LocalLauncher:
         environment, notes = stage_environment(spec, os.environ)
         for note in notes:
             log.info("%s: %s", spec.process, note)
+        t_ns = self._clock()  # before, or a stage could be ready earlier than it was started
         process = StageProcess.spawn(spec, environment, self._run_stage)
         running.add(process)
         self._listener(
-            CONTROL,
-            ProcessStarted(t_ns=self._clock(), process=spec.process, generation=spec.generation, pid=process.pid),
+            CONTROL, ProcessStarted(t_ns=t_ns, process=spec.process, generation=spec.generation, pid=process.pid)
         )

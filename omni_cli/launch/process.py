@@ -39,7 +39,7 @@ class StageProcess:
         self._closed = False
         self._exit_code: int | None = None
         self.told = False  # somebody has taken it on to report the death
-        self.failed = False  # it has said that it gives up
+        self.failure: ProcessFailed | None = None  # it has said that it gives up
         self._poll = select.poll()
         self._poll.register(reader, select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
@@ -112,7 +112,8 @@ class StageProcess:
                 # Only the sentinel: dead, all read, and some descendant still holds the pipe open.
                 raise EOFError(f"{self.process} has died")
             message: StepReport | LogLine | ProcessFailed = pickle.loads(self._reader.recv_bytes())
-            self.failed = self.failed or isinstance(message, ProcessFailed)
+            if isinstance(message, ProcessFailed):
+                self.failure = message
             return message
 
     def join(self, timeout_s: float) -> bool:
@@ -129,7 +130,12 @@ class StageProcess:
         return self.ending()
 
     def ending(self) -> str:
-        """How it died, for a person."""
+        """How it died, for a person; what it said itself comes first."""
+        if self.failure is None:
+            return self._exit()
+        return f"{self.failure.error.kind}: {self.failure.error.message} ({self._exit()})"
+
+    def _exit(self) -> str:
         if not self.join(REAP_S) or self._exit_code is None:
             return "closed its pipe but is still running"
         if self._exit_code >= 0:

@@ -102,7 +102,7 @@ class RunningStages:
     def _descend(self, grace_s: float) -> None:
         """The ladder: say it, terminate, kill. Each rung is bounded; an empty one is not waited for."""
         running = [process for process in self._processes if not process.join(0)]
-        asked = frozenset(process.process for process in running if not process.failed)
+        asked = frozenset(process.process for process in running if process.failure is None)
         if grace_s > 0 and not self._hurry:
             for process in running:
                 _start_thread(_say_stop, process)

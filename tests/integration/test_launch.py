@@ -135,6 +135,7 @@ def test_what_fails_while_starting_ends_the_start_with_its_own_error(
     assert len(dead) == 3
     assert [name for name, event in dead.items() if not event.expected] == ["talker.0"]
     assert dead["thinker.0"].cause == "killed by SIGKILL"
+    assert ("made of cheese" in dead["talker.0"].cause) == (load == "raise")
 
 
 def test_the_limit_of_a_start_is_the_limit(run_id: str) -> None:
