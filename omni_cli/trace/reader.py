@@ -1,12 +1,12 @@
 """Reads a trace line by line, and finds the trace of a run. Judges the form of the lines, never what they say."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from omni_cli.errors import TraceError
 from omni_cli.trace.codec import CodecError, TraceEvent, decode
 
-FILE_NAME = "trace.jsonl"
+PATTERN = "trace*.jsonl"  # a run that was resumed has more than one
 
 
 class TraceReader:
@@ -42,24 +42,32 @@ class TraceReader:
 def find_trace(run: str, outputs: Path) -> Path:
     """The trace that `run` means: a file, a run's folder, `latest`, or the beginning of a run's name under `outputs`.
 
-    Runs lie two levels deep, `outputs/<recipe>/<run>/trace.jsonl`. Raises TraceError if there is none, or more than
-    one run begins so.
+    Runs lie in `outputs/<recipe>/<run>/`, a recipe's name may have two levels. A name is a run's own, or with the
+    recipe before it. Raises TraceError if there is no trace, or more than one run begins so.
     """
     path = Path(run)
     if path.is_file():
         return path
-    if (path / FILE_NAME).is_file():
-        return path / FILE_NAME
-    found = sorted(outputs.glob(f"*/*/{FILE_NAME}"), key=lambda trace: trace.stat().st_mtime_ns)
-    if run == "latest" and found:
-        return found[-1]
-    named = [trace for trace in found if trace.parent.name.startswith(run)]
-    exact = [trace for trace in named if trace.parent.name == run]
-    if len(exact) == 1 or len(named) == 1:
-        return (exact or named)[0]
-    if named:
-        names = ", ".join(str(trace.parent) for trace in named[-5:])
-        raise TraceError(f"{run}: {len(named)} runs begin so, the newest: {names}; give more of the name or the folder")
     if path.is_dir():
-        raise TraceError(f"{path}: has no {FILE_NAME}; give a run's folder")
-    raise TraceError(f"{run}: no such file, folder or run under {outputs}/; `omni run` prints where it writes")
+        found = _newest(path.glob(PATTERN))
+        if not found:
+            raise TraceError(f"{path}: has no {PATTERN}; give the folder of a run")
+        return found[-1]
+    traces = [trace for depth in ("*/*", "*/*/*") for trace in outputs.glob(f"{depth}/{PATTERN}")]
+    if run != "latest":
+        traces = [t for t in traces if t.parent.name.startswith(run) or _name(t, outputs).startswith(run)]
+        traces = [t for t in traces if run in (t.parent.name, _name(t, outputs))] or traces
+        if len({trace.parent for trace in traces}) > 1:
+            names = ", ".join(_name(trace, outputs) for trace in _newest(traces)[-5:])
+            raise TraceError(f"{run}: more than one run begins so, the newest are {names}; give more of the name")
+    if not traces:
+        raise TraceError(f"{run}: no such file, folder or run under {outputs}/; `omni run` prints where it writes")
+    return _newest(traces)[-1]
+
+
+def _newest(traces: Iterable[Path]) -> list[Path]:
+    return sorted(traces, key=lambda trace: trace.stat().st_mtime_ns)
+
+
+def _name(trace: Path, outputs: Path) -> str:
+    return trace.parent.relative_to(outputs).as_posix()

@@ -56,7 +56,8 @@ def outputs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("run", "found"), [("latest", "other/a-2"), ("b", "demo/b-1"), ("a-1", "demo/a-1"), ("a-2", "other/a-2")]
+    ("run", "found"),
+    [("latest", "other/a-2"), ("b", "demo/b-1"), ("demo/a", "demo/a-1"), ("a-1", "demo/a-1"), ("a-2", "other/a-2")],
 )
 def test_a_run_is_found_by_latest_or_by_the_beginning_of_its_name(outputs, run, found):
     assert find_trace(run, outputs) == outputs / found / "trace.jsonl"
@@ -70,7 +71,11 @@ def test_a_run_is_found_by_its_folder_or_its_file(outputs):
 
 @pytest.mark.parametrize(
     ("run", "said"),
-    [("a-", "2 runs begin so"), ("c", "no such file, folder or run under"), ("OUTPUTS", r"has no trace\.jsonl")],
+    [
+        ("a-", "more than one run begins so, the newest are demo/a-1, other/a-2"),
+        ("c", "no such file, folder or run under"),
+        ("OUTPUTS", r"has no trace"),
+    ],
 )
 def test_a_run_that_is_not_there_or_not_one_is_refused(outputs, run, said):
     with pytest.raises(TraceError, match=said):

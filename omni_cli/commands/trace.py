@@ -1,0 +1,75 @@
+"""`omni trace`: shows a run's timeline, and checks that nothing in it went wrong. Only reads."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from omni_cli.artifacts.run_folder import OUTPUTS
+from omni_cli.errors import TraceError
+from omni_cli.trace.check import check as find
+from omni_cli.trace.reader import TraceReader, find_trace
+from omni_cli.trace.report import report
+from omni_cli.trace.show import plain, show
+from omni_cli.trace.summary import RequestSummary, RunSummary, summarise
+
+MAX_PRINTED = 50  # findings; most are consequences of the first few
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Show a run's timeline, or check that nothing went wrong."
+)
+
+Run = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help=f"A run's folder, a trace.jsonl, the beginning of a run's name under {OUTPUTS}/, or `latest`.",
+    ),
+]
+
+
+@app.command("show")
+def show_trace(
+    run: Run = "latest",
+    request: Annotated[str | None, typer.Option("--request", metavar="ID", help="This request only.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, times in ms.")] = False,
+) -> None:
+    """Per request and stage: queue, wait, run and stall; TTFT, TTFA, RTF, bytes and hand-off per edge."""
+    path = find_trace(run, OUTPUTS)
+    summary = summarise(TraceReader(path))
+    requests = _chosen(summary, request)
+    if as_json:
+        typer.echo(json.dumps(report(summary, requests), indent=2))
+        return
+    from rich.console import Console
+
+    show(Console(), summary, requests)
+
+
+@app.command("check")
+def check_trace(run: Run = "latest") -> None:
+    """Folds the events through the lifecycle tables and the lease ledger. Exit code 1 if anything is wrong."""
+    path = find_trace(run, OUTPUTS)
+    reader = TraceReader(path)
+    findings = find(reader)
+    for finding in findings[:MAX_PRINTED]:
+        typer.echo(f"{path}:{finding.line}: {plain(finding.text)}")
+    if len(findings) > MAX_PRINTED:
+        typer.echo(f"... and {len(findings) - MAX_PRINTED} more")
+    if reader.torn:
+        typer.echo(f"{path}: the last line is torn and was left out")
+    if findings:
+        raise typer.Exit(1)
+    typer.echo(f"{path}: clean")
+
+
+def _chosen(summary: RunSummary, request_id: str | None) -> list[RequestSummary]:
+    requests = list(summary.requests.values())
+    if request_id is None:
+        return requests
+    chosen = [request for request in requests if request.request_id == request_id]
+    if not chosen:
+        names = ", ".join(plain(request.request_id) for request in requests[:10]) or "none"
+        more = f" and {len(requests) - 10} more" if len(requests) > 10 else ""
+        raise TraceError(f"--request {plain(request_id)}: no such request in the trace; it has {names}{more}")
+    return chosen

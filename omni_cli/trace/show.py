@@ -1,0 +1,182 @@
+"""Draws a run's summary in a terminal: processes, then each request with a line of time per stage. Reads no files."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan, type_of
+from omni_cli.trace.timeline import MARKS, QUEUE, RUN, STALL, STYLES, WAIT, Phase, Timeline
+
+DETAILED = 20  # more requests than that get a line each
+TIMELINE_WIDTH = 72  # a narrower terminal has room for the numbers only
+_STATUS_STYLES = {"finished": "green", "empty": "green", "failed": "bold red", "lost": "bold red"}
+
+
+def show(console: Console, run: RunSummary, requests: Sequence[RequestSummary]) -> None:
+    """Writes the summary; nothing is wider than the console."""
+    console.print(_headline(run), no_wrap=True, overflow="ellipsis")
+    if run.processes:
+        console.print(_processes(run))
+    if len(requests) > DETAILED:
+        console.print(_overview(requests))
+        console.print(Text("--request ID shows one of them in full", style="dim"))
+        return
+    for request in requests:
+        console.print()
+        console.print(Group(*_request(request, console.width)))
+    if requests and console.width >= TIMELINE_WIDTH:
+        console.print()
+        console.print(_legend())
+
+
+def plain(text: str) -> str:
+    """One line that a terminal shows as it is: what could move the cursor is spelt out."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in text)
+
+
+def duration(ns: int | None) -> str:
+    """Three digits with a unit: `780 us`, `45.6 ms`, `1.23 s`."""
+    if ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6)):
+        if abs(ns) >= size:
+            return f"{ns / size:.{_decimals(ns / size)}f} {unit}"
+    return f"{ns / 1e3:.0f} us"
+
+
+def size(nbytes: int) -> str:
+    """Bytes in decimal units: `812 B`, `3.84 kB`, `64.0 MB`."""
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= factor:
+            return f"{nbytes / factor:.{_decimals(nbytes / factor)}f} {unit}"
+    return f"{nbytes} B"
+
+
+def _decimals(value: float) -> int:
+    return 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+
+
+def _headline(run: RunSummary) -> Text:
+    parts = (
+        [f"run {run.started.run_id}", f"recipe {run.started.recipe}"] if run.started else ["a trace without a start"]
+    )
+    counts = Counter(request.status for request in run.requests.values())
+    parts.append(", ".join(f"{count} {status}" for status, count in counts.items()) or "no requests")
+    parts.append(duration(run.last_ns - run.first_ns))
+    text = Text(plain("  ".join(parts)), style="bold")
+    if not run.whole:
+        text.append("  the trace stops before the end of the run", style="bold red")
+    return text
+
+
+def _processes(run: RunSummary) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("process", "pid", "start-up"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "process" else "right")
+    table.add_column("what it is, and how it ended", overflow="fold")
+    for process in run.processes:
+        start = duration(process.ready_ns - process.started_ns) if process.ready_ns is not None else "never ready"
+        words = [f"{key} {value}" for key, value in process.facts]
+        died = process.dead_ns is not None and not process.expected
+        ending = Text(plain(process.cause), style="bold red" if died else "dim")
+        what = Text(plain(", ".join(words))).append("  " if words else "").append_text(ending)
+        table.add_row(Text(plain(process.process)), str(process.pid), start, what)
+    return table
+
+
+def _overview(requests: Sequence[RequestSummary]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("request", overflow="ellipsis", no_wrap=True)
+    for name in ("status", "total", "TTFT", "TTFA", "RTF"):
+        table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
+    for request in requests:
+        rtfs = [rtf for rtf in map(request.rtf, request.outputs.values()) if rtf is not None]
+        table.add_row(
+            Text(plain(request.request_id)),
+            _status(request.status),
+            duration(request.total_ns),
+            duration(request.ttft_ns),
+            duration(request.ttfa_ns),
+            f"{max(rtfs):.3f}" if rtfs else "-",
+        )
+    return table
+
+
+def _status(status: str) -> Text:
+    return Text(status, style=_STATUS_STYLES.get(status, "yellow"))
+
+
+def _request(request: RequestSummary, width: int) -> Iterator[RenderableType]:
+    head = Text("request ", style="bold", no_wrap=True, overflow="ellipsis")
+    head.append(plain(request.request_id)).append("  ").append_text(_status(request.status))
+    numbers = [f"total {duration(request.total_ns)}"]
+    numbers += [f"TTFT {duration(request.ttft_ns)}"] if request.ttft_ns is not None else []
+    numbers += [f"TTFA {duration(request.ttfa_ns)}"] if request.ttfa_ns is not None else []
+    yield head.append("  " + "  ".join(numbers), style="default")
+    if request.error is not None:
+        where = f"in {request.error.stage}: " if request.error.stage else ""
+        yield Padding(Text(plain(f"{where}{request.error.kind}: {request.error.message}"), style="red"), (0, 0, 0, 2))
+    if request.reason:
+        yield Padding(Text(plain(request.reason), style="yellow"), (0, 0, 0, 2))
+    if request.stages:
+        yield Padding(_stages(request, width), (0, 0, 0, 2))
+    for line in (*_outputs(request), *_edges(request)):
+        yield Padding(Text(plain(line), overflow="fold"), (0, 0, 0, 2))
+
+
+def _stages(request: RequestSummary, width: int) -> Table:
+    drawn = width >= TIMELINE_WIDTH
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), expand=drawn, header_style="dim")
+    table.add_column("stage", no_wrap=True, overflow="ellipsis", max_width=24)
+    if drawn:
+        table.add_column("", ratio=1)
+    for name in (QUEUE, WAIT, RUN, STALL):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("steps", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    end_ns = max([request.end_ns, *(span.end_ns for span in request.stages.values())])
+    for span in request.stages.values():
+        line = [Timeline(_phases(span), request.admitted_ns, end_ns)] if drawn else []
+        numbers = (duration(ns) for ns in (span.queue_ns, span.wait_ns, span.run_ns, span.stall_ns))
+        table.add_row(Text(plain(span.process)), *line, *numbers, str(len(span.steps)), _status(span.status))
+    return table
+
+
+def _phases(span: StageSpan) -> Iterator[Phase]:
+    yield Phase(QUEUE, span.submitted_ns, span.submitted_ns + span.queue_ns)
+    if span.ready_ns is not None:
+        yield Phase(WAIT, span.ready_ns, span.ready_ns + span.wait_ns)
+    if span.scheduled_ns is not None:
+        yield Phase(STALL, span.scheduled_ns, span.end_ns)
+    for start_ns, end_ns in span.steps:
+        yield Phase(RUN, start_ns, end_ns)
+
+
+def _outputs(request: RequestSummary) -> Iterator[str]:
+    for output in request.outputs.values():
+        text = (
+            f"{output.modality} {output.status}: {output.units} units in {output.chunks} pieces, {size(output.nbytes)}"
+        )
+        rtf = request.rtf(output)
+        if type_of(output.modality) == "audio" and rtf is not None:
+            text += f", {output.audio_s:.2f} s of sound, RTF {rtf:.3f}"
+        yield text
+
+
+def _edges(request: RequestSummary) -> Iterator[str]:
+    for edge in request.edges.values():
+        mean = f", hand-off {duration(edge.mean_hand_off_ns)}" if edge.got else ""
+        plural = "" if edge.messages == 1 else "s"
+        yield f"{edge.producer} -> {edge.consumer}: {edge.messages} message{plural}, {size(edge.nbytes)}{mean}"
+
+
+def _legend() -> Text:
+    words = {QUEUE: "for input", WAIT: "for its turn", RUN: "in a step", STALL: "between steps"}
+    text = Text()
+    for kind, meaning in words.items():
+        text.append(MARKS[kind], style=STYLES[kind]).append(f" {kind} ({meaning})  ", style="dim")
+    return text
