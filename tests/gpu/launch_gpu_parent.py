@@ -1,0 +1,68 @@
+"""Starts a stage that holds GPU memory, kills it, and says what was seen. Run as a module: DEVICE RUN_ID.
+
+One JSON object on stdout: what the stage saw of its device, bytes in use on it before, while and after, and whether
+this parent has loaded torch or opened a CUDA context (which opens /dev/nvidia-uvm).
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pynvml
+
+from omni_cli.launch.launcher import LocalLauncher
+from stages.config import StageSpec
+from stages.events import ProcessReady, StepReport
+from stages.worker.channel import Inbox, Outbox
+from tests.integration.launch_fakes import fake_specs
+from tests.integration.launch_plans import Heard, fake_plan
+
+HELD_BYTES = 4 << 30
+
+
+def hold_memory(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
+    import torch
+
+    held = torch.zeros(HELD_BYTES, dtype=torch.uint8, device="cuda")
+    facts = (
+        ("devices", str(torch.cuda.device_count())),
+        ("uuid", str(torch.cuda.get_device_properties(0).uuid)),
+        ("threads", str(torch.get_num_threads())),
+        ("held", str(held.nbytes)),
+    )
+    ready = ProcessReady(t_ns=time.monotonic_ns(), pid=os.getpid(), facts=facts)
+    outbox.put(StepReport(process=spec.process, seq=0, events=(ready,)))
+    inbox.get()
+
+
+def used_bytes(device: int) -> int:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(device)).used)
+
+
+def main(device: str, run_id: str) -> None:
+    pynvml.nvmlInit()
+    seen: dict[str, object] = {"before": used_bytes(int(device))}
+    heard = Heard()
+    specs = fake_specs(run_id, stages=["talker"], devices=(device,))
+    with LocalLauncher(fake_plan(stages=["talker"]), specs, listener=heard, run_stage=hold_memory).start() as running:
+        seen["while"] = used_bytes(int(device))
+        (ready,) = heard.of(ProcessReady)
+        assert isinstance(ready, ProcessReady)
+        seen |= dict(ready.facts)
+        descriptors = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)]
+        seen["context"] = any("nvidia-uvm" in path for path in descriptors)
+        seen["torch"] = "torch" in sys.modules
+        os.kill(running.replicas[0].pid, signal.SIGKILL)
+    seen["after"] = used_bytes(int(device))
+    seen["expected uuid"] = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device)))
+    print(json.dumps(seen))
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
