@@ -51,7 +51,7 @@ class Answered:
 class Pipeline:
     """Thinker, talker and code2wav of one checkpoint, loaded."""
 
-    def __init__(self, folder: Path, *, max_batch: int = 4, dtype: str = "float32") -> None:
+    def __init__(self, folder: Path, *, max_batch: int = 4, load_format: str = "auto") -> None:
         declared = contract("qwen3_omni").stages
         self.runners = {}
         self._schedulers = {}
@@ -59,7 +59,7 @@ class Pipeline:
             spec = StageSpec(
                 run_id="test", family="qwen3_omni", stage=name, replica=0, generation=0,
                 execution_type=declared[name].execution_type,
-                model=ModelSpec(path=str(folder), load_format="auto", dtype=dtype),
+                model=ModelSpec(path=str(folder), load_format=load_format, dtype="float32"),
                 devices=(), max_batch=max_batch, memory_fraction=0.3, threads=1, inputs=(), consumers=(), outputs=(),
             )  # fmt: skip
             self.runners[name] = build_runner(spec)

@@ -33,13 +33,14 @@ _TEXT_FILES = (
 
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
-    """Problems of a checkpoint folder, a line each; with `dummy` the weights are not looked at."""
+    """Problems of a checkpoint folder, a line each; with `dummy` it needs nothing but a configuration."""
     folder = Path(path)
     if not folder.is_dir():
         return (f"model.path: {folder}: no such folder",)
+    needed = _TEXT_FILES[:1] if load_format == "dummy" else _TEXT_FILES
     problems = [
         f"{folder / names[0]}: no such file" + (f" (nor {' or '.join(names[1:])})" if names[1:] else "")
-        for names in _TEXT_FILES
+        for names in needed
         if not any((folder / name).is_file() for name in names)
     ]
     if (folder / "config.json").is_file():

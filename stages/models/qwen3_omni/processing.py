@@ -5,8 +5,10 @@ same arithmetic. Reads files of the checkpoint only; media arrive as arrays.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 from stages.errors import CheckpointError, RequestRefused
 from stages.messages import ChatMessage, Part
 from stages.models.checkpoint import read_json
+from stages.models.qwen3_omni.text import StandInCodec, TokenCodec
+from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
 
 Array = npt.NDArray[Any]
 
@@ -28,6 +32,8 @@ Array = npt.NDArray[Any]
 _MIN_AUDIO_SAMPLES = 400
 # Pixels a frame, as transformers' Qwen3OmniMoeProcessor sets them where a checkpoint gives none.
 _VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
+# The image limits of the published checkpoints.
+_PUBLISHED_PIXELS = {"min_pixels": 56 * 56, "max_pixels": 16384 * 28 * 28}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +97,21 @@ class VideoProcessing:
         return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(math.prod(grid), -1), grid
 
 
-class Processor:
-    """Tokenizer, chat template and media processors of one checkpoint."""
+Template = Callable[[list[dict[str, Any]]], str]
+"""Renders messages, as chat templates take them, with the header of the answer at the end."""
 
-    def __init__(self, folder: Path, config: Any) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self._template = _chat_template(folder, self.tokenizer)
-        self._images = Qwen2VLImageProcessorPil.from_pretrained(folder)
-        self._audio = WhisperFeatureExtractor.from_pretrained(folder)
-        self._video = _video_processing(folder, self._images)
+
+class Processor:
+    """Tokenizer, chat template and media processors, put together for one model."""
+
+    def __init__(
+        self, config: Any, *, codec: TokenCodec, template: Template, images: Any, audio: Any, video: VideoProcessing
+    ) -> None:
+        self.codec = codec
+        self._template = template
+        self._images = images
+        self._audio = audio
+        self._video = video
         thinker = config.thinker_config
         self._tokens = {
             "image": thinker.image_token_id,
@@ -141,11 +153,7 @@ class Processor:
             }
             for message in conversation
         ]
-        text = self.tokenizer.apply_chat_template(
-            messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
-        )
-        ids: list[int] = self.tokenizer(text)["input_ids"]
-        return ids
+        return self.codec.encode(self._template(messages))
 
     def _expand(self, ids: list[int], counts: Mapping[str, list[int]]) -> list[int]:
         """Repeats each placeholder for as many tokens as its medium has."""
@@ -157,7 +165,7 @@ class Processor:
             if repeat is None:
                 raise RequestRefused(
                     f"the conversation has more {kinds[token]} placeholders than {kinds[token]} inputs: a text "
-                    f"contains {self.tokenizer.convert_ids_to_tokens(token)!r}; remove it"
+                    f"contains {self.codec.name(token)!r}; remove it"
                 )
             expanded.extend([token] * repeat)
         if unused := [kinds[token] for token, rest in left.items() if next(rest, None) is not None]:
@@ -211,6 +219,51 @@ class Processor:
         }
 
 
+def load_processor(folder: Path, config: Any, *, dummy: bool) -> Processor:
+    """The processor of a checkpoint. With `dummy`, a folder that holds a config.json alone gets a stand-in for the
+    rest: the tiny checkpoint's tokenizer and template, and the published pixel limits."""
+    if dummy and not (folder / "tokenizer_config.json").exists():
+        return _stand_in(config)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    return Processor(
+        config,
+        codec=TokenCodec(tokenizer),
+        template=partial(_render, tokenizer, _chat_template(folder, tokenizer)),
+        images=images,
+        audio=WhisperFeatureExtractor.from_pretrained(folder),
+        video=_video_processing(folder, images),
+    )
+
+
+def _stand_in(config: Any) -> Processor:
+    folder = tiny_checkpoint(cache_root(os.environ))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    vision = config.thinker_config.vision_config
+    images = Qwen2VLImageProcessorPil(
+        **_PUBLISHED_PIXELS,
+        image_mean=[0.5] * 3,
+        image_std=[0.5] * 3,
+        patch_size=vision.patch_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        merge_size=vision.spatial_merge_size,
+    )
+    return Processor(
+        config,
+        codec=StandInCodec(tokenizer, config),
+        template=partial(_render, tokenizer, _chat_template(folder, tokenizer)),
+        images=images,
+        audio=WhisperFeatureExtractor(feature_size=config.thinker_config.audio_config.num_mel_bins),
+        video=_video_numbers({}, images),
+    )
+
+
+def _render(tokenizer: Any, template: str, messages: list[dict[str, Any]]) -> str:
+    return str(
+        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+    )
+
+
 def _chat_template(folder: Path, tokenizer: Any) -> str:
     """The template as a file of its own, in either published form, or from the tokenizer's configuration."""
     if (folder / "chat_template.jinja").exists():
@@ -232,6 +285,10 @@ def _video_processing(folder: Path, images: Any) -> VideoProcessing:
         given = read_json(folder / "video_preprocessor_config.json")
     elif (folder / "processor_config.json").exists():
         given = read_json(folder / "processor_config.json").get("video_processor", {})
+    return _video_numbers(given, images)
+
+
+def _video_numbers(given: Mapping[str, Any], images: Any) -> VideoProcessing:
     size = given.get("size") or _VIDEO_SIZE
     return VideoProcessing(
         patch=given.get("patch_size", images.patch_size),

@@ -11,9 +11,9 @@ from stages.events import FinishReason
 from stages.messages import ChatMessage, Part, StageRequest
 from stages.models.qwen3_omni.defaults import sampling_defaults
 from stages.models.qwen3_omni.modules import Source, thinker_module
-from stages.models.qwen3_omni.processing import Array, ModelInputs, Processor
+from stages.models.qwen3_omni.processing import Array, ModelInputs, load_processor
 from stages.models.qwen3_omni.runner import StageRunner
-from stages.models.qwen3_omni.text import TextDecoder, TokenBytes
+from stages.models.qwen3_omni.text import TextDecoder
 from stages.models.qwen3_omni.thinker import Prefill, Thinker, ThinkerState
 from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, Output, RowResult
@@ -47,8 +47,7 @@ class ThinkerRunner(StageRunner[ThinkerRequest]):
         module, held = thinker_module(config, source)
         self._thinker = Thinker(module, accept_layer=config.talker_config.accept_hidden_layer, device=source.device)
         self._device = source.device
-        self._processor = Processor(self._folder, config)
-        self._token_bytes = TokenBytes(self._processor.tokenizer)
+        self._processor = load_processor(self._folder, config, dummy=source.dummy)
         self._defaults = sampling_defaults(self._folder, "thinker")
         self._end_token = int(config.im_end_token_id)
         self._context = int(config.thinker_config.text_config.max_position_embeddings)
@@ -76,7 +75,7 @@ class ThinkerRunner(StageRunner[ThinkerRequest]):
                 device=self._device,
                 end_tokens=(self._end_token,),
             ),
-            text=TextDecoder(self._token_bytes),
+            text=TextDecoder(self._processor.codec),
         )
         if not request.inputs:
             self._encode(opened, {})
