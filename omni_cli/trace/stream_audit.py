@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omni_cli.runtime.events import LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead
-from omni_cli.runtime.lifecycle import STAGE_ENDED, Lifecycle, Stage
+from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.trace.codec import TraceEvent
-from stages.events import LeaseReleased, MessageGot, MessagePut, OutputProduced
+from stages.events import InputReady, LeaseReleased, MessageGot, MessagePut, OutputProduced, Scheduled, StepDone
 from stages.lease import Lease
 from stages.messages import REQUEST
 from stages.payload import PayloadRef
@@ -43,10 +43,13 @@ class StreamAudit:
         self._held: dict[tuple[str, int], _Held] = {}
         self._users: dict[tuple[str, str, int], tuple[str, int]] = {}
         self._numbers: dict[str, int] = {}
+        self._given_up: set[tuple[str, int]] = set()  # process, request: a message was given back unread
         self._dead: set[str] = set()
 
     def see(self, line: TraceEvent) -> Iterator[str]:
         event = line.event
+        if self._given_up and isinstance(event, (StepDone, MessageGot, InputReady, Scheduled)):
+            yield from self._goes_on(line.source, event)
         if isinstance(event, MessagePut):
             message = event.message
             key = (message.producer, message.consumer, message.seq)
@@ -71,6 +74,7 @@ class StreamAudit:
 
     def forget(self, uid: int) -> None:
         self._sent.pop(uid, None)
+        self._given_up = {(source, other) for source, other in self._given_up if other != uid}
 
     def end(self) -> Iterator[str]:
         return iter(())
@@ -136,10 +140,14 @@ class StreamAudit:
         lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
         if event.t_ns < held.sent.granted_ns:
             yield f"{lease} was released {held.sent.granted_ns - event.t_ns} ns before it was granted"
-        record = self._lifecycle.requests.get(event.uid)
-        stage = record.stages.get(source.rpartition(".")[0]) if record is not None else None
-        if not held.sent.got and stage is not None and stage.state not in STAGE_ENDED | {Stage.CANCELLING}:
-            yield f"{lease} was released unread, while {source} still works on the request"
+        if not held.sent.got and event.uid in self._lifecycle.requests:
+            self._given_up.add((source, event.uid))
+
+    def _goes_on(self, source: str, event: StepDone | MessageGot | InputReady | Scheduled) -> Iterator[str]:
+        """Messages are given back unread when the stage is done with the request, and only then."""
+        for uid in [row.uid for row in event.rows] if isinstance(event, StepDone) else [event.uid]:
+            if (source, uid) in self._given_up:
+                yield f"{source} goes on with request {uid}, of which it has given a message back unread"
 
     def _taken_back(self, event: LeaseRead | LeaseDropped) -> Iterator[str]:
         held = self._free(event.lease)

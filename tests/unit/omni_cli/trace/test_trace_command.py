@@ -1,14 +1,16 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
-from omni_cli.app import main
+from omni_cli.commands.trace import app
+from omni_cli.errors import OmniError
 from omni_cli.trace.codec import encode
 from tests.trace.scenarios import SCENARIOS
 
 
 @pytest.fixture
-def omni(tmp_path, monkeypatch, capsys):
+def omni(tmp_path, monkeypatch):
     """Runs a command line in a folder with one run per scenario; returns exit code, stdout and stderr."""
     for name, scenario in SCENARIOS.items():
         folder = tmp_path / "outputs" / "demo" / name
@@ -18,11 +20,10 @@ def omni(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as ending:
-            main(["trace", *args])
-        code = ending.value.code
-        assert isinstance(code, int)
-        return code, *capsys.readouterr()
+        result = CliRunner().invoke(app, args)
+        if isinstance(result.exception, OmniError):  # what the command line's entry makes of it
+            return result.exception.exit_code, result.stdout, f"omni: {result.exception}\n"
+        return result.exit_code, result.stdout, result.stderr
 
     return run
 
