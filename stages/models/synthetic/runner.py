@@ -1,0 +1,160 @@
+"""What the runners of all synthetic stages share: a state for each request, rows that fail alone, ballast, warm-up."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from stages.config import StageSpec
+from stages.errors import RequestRefused, StageError, describe
+from stages.messages import REQUEST, ChatMessage, Part, StageRequest
+from stages.models.registry import contract
+from stages.models.synthetic.faults import Faults
+from stages.models.synthetic.options import AT_LOAD, SyntheticOptions
+from stages.payload import Payload, Tensor
+from stages.runners.base import Emission, RowResult
+from stages.schedulers.base import Row
+
+_WARM_UP = -1  # a uid that no request has
+
+
+class Stream:
+    """What a request keeps of one input: the rows of its tensor, one after the other."""
+
+    __slots__ = ("data", "ended", "messages")
+
+    def __init__(self, ended: bool = False) -> None:
+        self.data = bytearray()
+        self.ended = ended
+        self.messages = 0
+
+
+class State:
+    """A request in a stage. A producer that does not feed it has a stream that has ended."""
+
+    __slots__ = ("options", "request", "streams")
+
+    def __init__(self, request: StageRequest, options: SyntheticOptions) -> None:
+        self.request = request
+        self.options = options
+        self.streams = {producer: Stream() for producer in request.inputs}
+
+    def stream(self, producer: str) -> Stream:
+        return self.streams.get(producer) or _ENDED
+
+
+_ENDED = Stream(ended=True)
+
+S = TypeVar("S", bound=State)
+
+
+class SyntheticRunner(ABC, Generic[S]):
+    """Implements ModelRunner but for `start` and `compute`. `tensor` is the name of what its inputs carry."""
+
+    tensor: str
+
+    def __init__(self, spec: StageSpec, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._spec = spec
+        self._stage = spec.stage
+        options_type: type[SyntheticOptions] = contract(spec.family).options or SyntheticOptions
+        self._defaults = spec.options if isinstance(spec.options, options_type) else options_type()
+        self._plain = options_type()
+        self._sleep = sleep
+        self._faults = Faults(spec.stage, sleep)
+        self._modes = {edge.consumer: edge.mode for edge in spec.consumers}
+        self._states: dict[int, S] = {}
+
+    def load(self) -> tuple[tuple[str, str], ...]:
+        self._faults.load(self._defaults)
+        return (("device", "cpu"), ("dtype", self._defaults.dtype), ("weights_bytes", "0"))
+
+    def warm_up(self) -> None:
+        request = StageRequest(
+            uid=_WARM_UP,
+            seed=0,
+            inputs=(),
+            consumers=(),
+            outputs=(),
+            conversation=(ChatMessage(role="user", parts=(Part(kind="text", text="warm"),)),),
+        )
+        self._states[_WARM_UP] = state = self.start(request, self._plain)
+        self.compute(Row(uid=_WARM_UP, phase="prefill", position=0, units=1), state)
+        self.end(_WARM_UP)
+
+    def begin(self, request: StageRequest) -> None:
+        own = self._defaults
+        options: SyntheticOptions = request.options if request.options is not None else own
+        fails_at_load = options.fail.stage is not None and options.fail.at == AT_LOAD
+        if options.init_delay_s != own.init_delay_s or (fails_at_load and options.fail != own.fail):
+            raise RequestRefused("init_delay_s and fail.at=-1 are knobs of the deployment: a request comes too late")
+        self._states[request.uid] = self.start(request, options)
+
+    def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
+        state = self._states[uid]
+        stream = state.streams[producer]
+        if payload.tensors:
+            if state.options.payload_bytes and producer != REQUEST:
+                _check_ballast(state, stream, payload)
+            self.take(state, stream, payload)
+            stream.messages += 1
+        stream.ended = eos
+
+    def take(self, state: S, stream: Stream, payload: Payload) -> None:
+        """Keeps what a message brings."""
+        stream.data += payload.tensor(self.tensor).data
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        self._faults.step(self._states[row.uid].options for row in rows)
+        return tuple(self._row(row) for row in rows)
+
+    def _row(self, row: Row) -> RowResult:
+        state = self._states[row.uid]
+        try:
+            self._faults.units(state.options, row.position, row.units)
+            return self.compute(row, state)
+        except Exception as error:
+            return RowResult(uid=row.uid, units=0, error=describe(error, self._stage))
+
+    def end(self, uid: int) -> None:
+        del self._states[uid]
+
+    def close(self) -> None:
+        self._states.clear()
+
+    def emissions(self, state: S, tensor: Tensor, position: int, last: bool) -> tuple[Emission, ...]:
+        """One unit for every consumer, with ballast in each message that this becomes."""
+        if not state.options.payload_bytes:
+            payload = Payload(tensors=(tensor,))
+            return tuple(Emission(consumer=c, units=1, payload=payload) for c in state.request.consumers)
+        return tuple(
+            Emission(consumer=c, units=1, payload=self._loaded(state, tensor, position, last, c))
+            for c in state.request.consumers
+        )
+
+    def _loaded(self, state: S, tensor: Tensor, position: int, last: bool, consumer: str) -> Payload:
+        message = position if self._modes[consumer] == "incremental" else 0
+        if self._modes[consumer] == "complete" and not last:
+            return Payload(tensors=(tensor,))
+        size = state.options.payload_bytes
+        data = memoryview(bytes((_ballast(state.request.uid, message),)) * size)
+        return Payload(tensors=(tensor, Tensor(name="ballast", dtype="uint8", shape=(size,), data=data)))
+
+    @abstractmethod
+    def start(self, request: StageRequest, options: SyntheticOptions) -> S:
+        """The state of a request that was taken on."""
+
+    @abstractmethod
+    def compute(self, row: Row, state: S) -> RowResult:
+        """One row; what it raises fails this request alone."""
+
+
+def _ballast(uid: int, message: int) -> int:
+    return (uid * 31 + message) & 0xFF
+
+
+def _check_ballast(state: State, stream: Stream, payload: Payload) -> None:
+    """At both ends and in the middle: all of it would cost more than what it loads."""
+    data = payload.tensor("ballast").data
+    size, uid = state.options.payload_bytes, state.request.uid
+    if len(data) != size or {data[0], data[size // 2], data[-1]} != {_ballast(uid, stream.messages)}:
+        raise StageError(f"message {stream.messages} of request {uid} carries ballast that is not its own")
