@@ -35,9 +35,9 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import CONTROL, Listener, RunFinished, RunStarted
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.request import OutputChunk
+from omni_cli.trace.codec import SCHEMA
 from omni_cli.trace.recorder import Recorder
 
-SCHEMA = 1
 EXIT_FAILED = 1
 
 

@@ -2,6 +2,7 @@
 
 The tables alone would bless whatever the runtime wrote, so each audit derives from one part of the trace what another
 part must say. A finding names the line; a later finding about the same request may be a consequence of the first.
+docs/traces.md says what each audit holds, and what only the ordinals can show.
 """
 
 from collections.abc import Iterable, Iterator
