@@ -8,33 +8,14 @@ import json
 import os
 import signal
 import sys
-import time
 
 import pynvml
 
 from omni_cli.launch.launcher import LocalLauncher
-from stages.config import StageSpec
-from stages.events import ProcessReady, StepReport
-from stages.worker.channel import Inbox, Outbox
+from stages.events import ProcessReady
+from tests.gpu.launch_gpu_stage import hold_memory
 from tests.integration.launch_fakes import fake_specs
 from tests.integration.launch_plans import Heard, fake_plan
-
-HELD_BYTES = 4 << 30
-
-
-def hold_memory(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
-    import torch
-
-    held = torch.zeros(HELD_BYTES, dtype=torch.uint8, device="cuda")
-    facts = (
-        ("devices", str(torch.cuda.device_count())),
-        ("uuid", str(torch.cuda.get_device_properties(0).uuid)),
-        ("threads", str(torch.get_num_threads())),
-        ("held", str(held.nbytes)),
-    )
-    ready = ProcessReady(t_ns=time.monotonic_ns(), pid=os.getpid(), facts=facts)
-    outbox.put(StepReport(process=spec.process, seq=0, events=(ready,)))
-    inbox.get()
 
 
 def used_bytes(device: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tests.gpu.launch_gpu_parent import HELD_BYTES
+from tests.gpu.launch_gpu_stage import HELD_BYTES
 
 pytestmark = pytest.mark.gpu
 
