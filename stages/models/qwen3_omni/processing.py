@@ -32,6 +32,9 @@ Array = npt.NDArray[Any]
 _MIN_AUDIO_SAMPLES = 400
 # Pixels a frame, as transformers' Qwen3OmniMoeProcessor sets them where a checkpoint gives none.
 _VIDEO_SIZE = {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}
+# How Qwen's own utilities thin a video out: to 2 frames a second, but not below 4 nor above 768 frames.
+_VIDEO_FPS = 2.0
+_VIDEO_FRAMES = (4, 768)
 # The image limits of the published checkpoints.
 _PUBLISHED_PIXELS = {"min_pixels": 56 * 56, "max_pixels": 16384 * 28 * 28}
 
@@ -95,6 +98,21 @@ class VideoProcessing:
             3,
         )  # fmt: skip
         return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(math.prod(grid), -1), grid
+
+
+def thin_out(frames: Array, fps: float) -> tuple[Array, float]:
+    """The frames that the model is shown, evenly spaced, and their rate.
+
+    A video at 2 frames a second or less is shown whole, up to 768 frames; of a faster one an even number of frames is
+    kept, as `smart_nframes` of qwen-vl-utils does.
+    """
+    least, most = _VIDEO_FRAMES
+    if fps <= _VIDEO_FPS and len(frames) <= most:
+        return frames, fps
+    count = int(min(max(len(frames) * _VIDEO_FPS / fps, least), most, len(frames)))
+    count = max(count - count % 2, 1)
+    chosen = np.linspace(0, len(frames) - 1, count).round().astype(int)
+    return frames[chosen], fps * count / len(frames)
 
 
 Template = Callable[[list[dict[str, Any]]], str]
@@ -183,7 +201,7 @@ class Processor:
         return done
 
     def _encode_videos(self, parts: Sequence[Part], media: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        patches, grids = [], []
+        patches, grids, seconds = [], [], []
         for part in parts:
             frames = media[part.media]
             if not len(frames) or part.fps <= 0:
@@ -191,13 +209,15 @@ class Processor:
             if min(frames.shape[1:3]) * 200 < max(frames.shape[1:3]):
                 height, width = frames.shape[1:3]
                 raise RequestRefused(f"a video of {width}x{height} pixels: one side is over 200 times the other")
-            values, grid = self._video(frames)
+            kept, fps = thin_out(frames, part.fps)
+            values, grid = self._video(kept)
             patches.append(torch.from_numpy(np.ascontiguousarray(values)))
             grids.append(grid)
+            seconds.append(self._video.temporal_patch / fps)
         return {
             "pixel_values_videos": torch.cat(patches),
             "video_grid_thw": torch.tensor(grids),
-            "video_second_per_grid": torch.tensor([self._video.temporal_patch / part.fps for part in parts]),
+            "video_second_per_grid": torch.tensor(seconds),
         }
 
     def _encode_audio(self, clips: list[Array]) -> dict[str, torch.Tensor]:

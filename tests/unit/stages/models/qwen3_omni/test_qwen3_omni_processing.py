@@ -10,7 +10,7 @@ import torch
 from stages.errors import RequestRefused
 from stages.messages import ChatMessage, Part
 from stages.models.qwen3_omni import modules
-from stages.models.qwen3_omni.processing import ModelInputs, Processor, load_processor
+from stages.models.qwen3_omni.processing import ModelInputs, Processor, load_processor, thin_out
 
 NOISE = np.random.default_rng(2)
 
@@ -55,9 +55,9 @@ def test_images_are_resized_to_whole_patches_within_the_limits(
 def test_a_still_video_has_the_patches_of_its_image(processor: Processor) -> None:
     picture = NOISE.integers(0, 256, (64, 32, 3), dtype=np.uint8)
     image = encode(processor, Part(kind="image", media="m"), m=picture)
-    video = encode(processor, Part(kind="video", media="m", fps=4.0), m=np.stack([picture] * 4))
+    video = encode(processor, Part(kind="video", media="m", fps=1.0), m=np.stack([picture] * 4))
     assert video.video_grid_thw.tolist() == [[2, 4, 2]]
-    assert video.video_second_per_grid.tolist() == [0.5]
+    assert video.video_second_per_grid.tolist() == [2.0]
     torch.testing.assert_close(video.pixel_values_videos[:8], image.pixel_values, rtol=0, atol=1e-6)
     torch.testing.assert_close(video.pixel_values_videos[8:], image.pixel_values, rtol=0, atol=1e-6)
 
@@ -67,6 +67,29 @@ def test_the_last_frame_fills_the_last_step_of_a_video(processor: Processor) -> 
     odd = encode(processor, Part(kind="video", media="m", fps=2.0), m=frames)
     even = encode(processor, Part(kind="video", media="m", fps=2.0), m=np.concatenate([frames, frames[-1:]]))
     assert torch.equal(odd.pixel_values_videos, even.pixel_values_videos)
+
+
+@pytest.mark.parametrize(
+    ("frames", "fps", "kept", "rate"),
+    [
+        (5, 2.0, [0, 1, 2, 3, 4], 2.0),
+        (60, 30.0, [0, 20, 39, 59], 2.0),
+        (6, 30.0, [0, 2, 3, 5], 20.0),
+        (3, 30.0, [0, 2], 20.0),
+        (1, 30.0, [0], 30.0),
+        (90, 30.0, [0, 18, 36, 53, 71, 89], 2.0),
+    ],
+)
+def test_fast_videos_are_thinned_out(frames: int, fps: float, kept: list[int], rate: float) -> None:
+    shown, shown_fps = thin_out(np.arange(frames), fps)
+    assert shown.tolist() == kept
+    assert shown_fps == pytest.approx(rate)
+
+
+def test_long_videos_keep_768_frames() -> None:
+    shown, fps = thin_out(np.arange(1536), 1.0)
+    assert len(shown) == 768
+    assert fps == 0.5
 
 
 def test_large_videos_are_scaled_down(processor: Processor) -> None:
