@@ -223,7 +223,7 @@ async def _drive(
         driver = BatchDriver(
             engine,
             Delivery(writer, plan.outputs),
-            window=2 * max(stage.max_batch * len(stage.replicas) for stage in plan.stages if not stage.inputs),
+            window=2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries),
             on_chunk=_show_text if options.input is None else lambda task, chunk: None,
             on_result=on_result,
         )

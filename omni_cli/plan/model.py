@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from stages.config import EdgeMode, ExecutionType
+from stages.messages import REQUEST
 
 
 class PlanModel(BaseModel):
@@ -85,6 +86,11 @@ class ExecutionPlan(PlanModel):
 
     def stage(self, name: str) -> StagePlan:
         return next(stage for stage in self.stages if stage.name == name)
+
+    @property
+    def entries(self) -> tuple[StagePlan, ...]:
+        """The stages that no other stage feeds."""
+        return tuple(s for s in self.stages if all(edge.producer == REQUEST for edge in s.inputs))
 
     @property
     def digest(self) -> str:
