@@ -1,14 +1,14 @@
 """Starts a stage that holds GPU memory, kills it, and says what was seen. Run as a module: DEVICE RUN_ID.
 
 One JSON object on stdout: what the stage saw of its device, bytes in use on it before, while and after, and whether
-this parent has loaded torch or the CUDA driver, without which it can open no context.
+this parent has loaded torch or has a CUDA context.
 """
 
+import ctypes
 import json
 import os
 import signal
 import sys
-from pathlib import Path
 
 import pynvml
 
@@ -17,6 +17,19 @@ from stages.events import ProcessReady
 from tests.gpu.launch_gpu_stage import hold_memory
 from tests.integration.launch_fakes import fake_specs
 from tests.integration.launch_plans import Heard, fake_plan
+
+
+def has_context(device: int) -> bool:
+    """Whether this process has the device's primary context, the one that torch and the CUDA runtime use."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    for code in (
+        driver.cuInit(0),
+        driver.cuDeviceGet(ctypes.byref(handle), device),
+        driver.cuDevicePrimaryCtxGetState(handle, ctypes.byref(flags), ctypes.byref(active)),
+    ):
+        assert code == 0, f"CUDA error {code}"
+    return bool(active.value)
 
 
 def used_bytes(device: int) -> int:
@@ -33,10 +46,10 @@ def main(device: str, run_id: str) -> None:
         (ready,) = heard.of(ProcessReady)
         assert isinstance(ready, ProcessReady)
         seen |= dict(ready.facts)
-        seen["cuda"] = "libcuda.so" in Path("/proc/self/maps").read_text()
         seen["torch"] = "torch" in sys.modules
         os.kill(running.replicas[0].pid, signal.SIGKILL)
     seen["after"] = used_bytes(int(device))
+    seen["context"] = has_context(int(device))
     seen["expected uuid"] = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device)))
     print(json.dumps(seen))
 

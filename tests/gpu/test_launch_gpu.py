@@ -36,5 +36,5 @@ def test_a_killed_stage_leaves_no_memory_and_the_parent_opens_no_context() -> No
     assert seen["threads"] == "1"
     assert seen["while"] - seen["before"] >= HELD_BYTES
     assert seen["after"] - seen["before"] < 64 << 20
-    assert not seen["cuda"]
+    assert not seen["context"]
     assert not seen["torch"]
