@@ -49,7 +49,7 @@ def check(events: Iterable[TraceEvent]) -> list[Finding]:
     if last is None:
         return [Finding(line=0, text="truncated at the start: the trace is empty")]
     if isinstance(last.event, RunFinished):
-        return findings + [Finding(line=line, text=text) for text in trial.end(last.event.live_slots)]
+        return findings + [Finding(line=line, text=text) for text in trial.end()]
     return [*findings, Finding(line=line, text=f"truncated at {name_of(last)}")]
 
 
@@ -124,19 +124,14 @@ class _Trial:
         uid = event.uid if isinstance(event, _ENDS) else None
         return (uid,) if uid in self._lifecycle.requests else ()
 
-    def end(self, live_slots: int) -> Iterator[str]:
+    def end(self) -> Iterator[str]:
         for uid, record in self._lifecycle.requests.items():
             open_stages = [f"{s.process} is {s.state}" for s in record.stages.values() if s.state not in STAGE_ENDED]
             if not record.over:
                 yield f"request {uid} never ended: it is {record.state}, {', '.join(open_stages) or 'in no stage'}"
-        killed = 0
         for holding in self._ledger.live():
-            if (holding.uid, holding.reader) in self._killed or (holding.uid, holding.lease.owner) in self._killed:
-                killed += 1
-            else:
+            if not {(holding.uid, holding.reader), (holding.uid, holding.lease.owner)} & self._killed:
                 lease = f"lease {holding.lease.owner}#{holding.lease.number} of request {holding.uid}"
                 yield f"{lease} leaked: it is {holding.state} at the end"
-        if live_slots > killed:
-            yield f"{live_slots} slots were in use in the rings at the end, killed processes account for {killed}"
         for audit in self._audits:
             yield from audit.end()

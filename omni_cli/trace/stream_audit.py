@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from omni_cli.runtime.events import LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead
+from omni_cli.runtime.events import LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
 from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.trace.codec import TraceEvent
 from stages.events import InputReady, LeaseReleased, MessageGot, MessagePut, OutputProduced, Scheduled, StepDone
@@ -45,6 +45,8 @@ class StreamAudit:
         self._numbers: dict[str, int] = {}
         self._given_up: set[tuple[str, int]] = set()  # process, request: a message was given back unread
         self._dead: set[str] = set()
+        self._written: dict[str, set[tuple[str, str, int]]] = {}  # every slot that an owner has ever used
+        self._lost_slots = 0  # at most so many are still marked as used, since nobody is left to free them
 
     def see(self, line: TraceEvent) -> Iterator[str]:
         event = line.event
@@ -71,13 +73,21 @@ class StreamAudit:
             yield from self._taken_back(event)
         elif isinstance(event, ProcessDead):
             self._dead.add(event.process)
+            if event.cause != "exit code 0":
+                self._lost_slots += len(self._written.get(event.process, ()))
+        elif isinstance(event, RunFinished):
+            known = len(self._held) + self._lost_slots
+            if event.live_slots > known:
+                yield f"{event.live_slots} slots are in use in the rings at the end, the trace accounts for {known}"
 
     def forget(self, uid: int) -> None:
         self._sent.pop(uid, None)
         self._given_up = {(source, other) for source, other in self._given_up if other != uid}
 
     def end(self) -> Iterator[str]:
-        return iter(())
+        for (owner, number), held in self._held.items():
+            if held.sent is not None and held.sent.got:
+                yield f"lease {owner}#{number} was read by {held.sent.reader}, but never given back"
 
     def _same_slot(self, ref: PayloadRef | None, lease: Lease | None) -> Iterator[str]:
         slot = ref.slot if ref is not None and ref.segment else None
@@ -103,6 +113,7 @@ class StreamAudit:
             yield f"lease {lease.owner}#{lease.number} comes after #{self._numbers[lease.owner]}: numbers count up"
         self._numbers[lease.owner] = max(lease.number, self._numbers.get(lease.owner, -1))
         self._users[place] = key
+        self._written.setdefault(lease.owner, set()).add(place)
         self._held[key] = _Held(place=place, sent=sent)
 
     def _granted(self, event: LeaseGranted) -> Iterator[str]:

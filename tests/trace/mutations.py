@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from omni_cli.runtime.events import RunFinished
 from omni_cli.trace.codec import TraceEvent
-from stages.events import StepDone
+from stages.events import MessageGot, StageFinished, StepDone
 from stages.lease import Lease
 
 KINDS = ("drop", "double", "swap", "owner")
@@ -38,6 +38,7 @@ def give_away(trace: list[TraceEvent], rng: random.Random) -> tuple[int, TraceEv
     """Some event as another source, request, process or lease would have it."""
     sources = sorted({line.source for line in trace})
     uids = sorted({uid for line in trace if (uid := getattr(line.event, "uid", None)) is not None})
+    uids.append(uids[-1] + 1)
     while True:
         place = rng.randrange(len(trace))
         line = trace[place]
@@ -58,6 +59,24 @@ def give_away(trace: list[TraceEvent], rng: random.Random) -> tuple[int, TraceEv
             if other is not None:
                 changes.append(replace(line, event=replace(line.event, **{field.name: other})))
         return place, rng.choice(changes)
+
+
+def only_ordinals_show(mutation: Mutation, trace: list[TraceEvent]) -> bool:
+    """Whether the damaged trace tells of a run that may have been: what docs/traces.md lists."""
+    line, rest = trace[mutation.places[0]], trace[mutation.places[0] + 1 :]
+    event = line.event
+    if mutation.kind == "swap":  # each source tells the same story; they were heard in another order
+        i, j = mutation.places
+        return j == i + 1 and line.source != trace[j].source
+    if mutation.kind == "drop" and isinstance(event, MessageGot):
+        stream = (line.source, event.uid, event.producer)
+        later = [other for other in rest if isinstance(other.event, MessageGot)]
+        return stream not in [(other.source, other.event.uid, other.event.producer) for other in later]
+    if mutation.kind == "drop" and isinstance(event, StepDone):
+        told = [other.event for other in rest if other.source == line.source]
+        ended = {other.uid for other in told if isinstance(other, StageFinished)}
+        return not any(isinstance(other, StepDone) for other in told) and not ended & {row.uid for row in event.rows}
+    return False
 
 
 def renumber(trace: list[TraceEvent]) -> list[TraceEvent]:
