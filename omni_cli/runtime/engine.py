@@ -21,7 +21,7 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd, Reque
 from omni_cli.runtime.stage_client import Received, StageClient
 from stages.errors import describe
 from stages.events import StepReport
-from stages.messages import LogLine, ProcessFailed
+from stages.messages import ProcessFailed
 
 log = logging.getLogger("omni.runtime")
 
@@ -177,8 +177,6 @@ class OmniEngine:
     def _take_in(self, client: StageClient, message: Received) -> None:
         if isinstance(message, StepReport):
             self._orchestrator.report(message)
-        elif isinstance(message, LogLine):
-            logging.getLogger(f"omni.stage.{message.process}").log(message.level, "%s", message.text)
         elif isinstance(message, ProcessFailed):
             log.error("%s failed: %s\n%s", message.process, message.error.message, message.error.trace)
         elif not self._closing:

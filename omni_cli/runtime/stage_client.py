@@ -5,10 +5,11 @@ from collections.abc import Callable
 from queue import SimpleQueue
 
 from omni_cli.runtime.processes import StageHandle
+from omni_cli.runtime.stage_log import log_line
 from stages.events import StepReport
 from stages.messages import LogLine, ProcessFailed, Turn
 
-Received = StepReport | LogLine | ProcessFailed | None  # None: the process is dead
+Received = StepReport | ProcessFailed | None  # None: the process is dead
 
 
 class StageClient:
@@ -48,9 +49,12 @@ class StageClient:
     def _read(self) -> None:
         while True:
             try:
-                message: Received = self.handle.receive()
+                message: Received | LogLine = self.handle.receive()
             except (EOFError, OSError):
                 message = None
+            if isinstance(message, LogLine):
+                log_line(message)  # here, not in the loop, which may have ended before the process has
+                continue
             self._on_receive(self, message)
             if message is None:
                 self._outbox.put(None)
