@@ -5,6 +5,7 @@ leaves nothing behind and can wedge nobody. Tensors never pass here.
 """
 
 import pickle
+import select
 import threading
 from multiprocessing.connection import Connection
 
@@ -17,6 +18,8 @@ class Inbox:
 
     def __init__(self, reader: Connection) -> None:
         self._reader = reader
+        self._poll = select.poll()  # Connection.poll() builds a selector at each call: the loop asks at every step
+        self._poll.register(reader, select.POLLIN)
 
     def get(self) -> Turn:
         """Blocks for the next turn. EOFError or OSError: the parent is gone."""
@@ -24,7 +27,8 @@ class Inbox:
         return turn
 
     def empty(self) -> bool:
-        return not self._reader.poll()
+        """False at the end of the pipe as well: `get` says so."""
+        return not self._poll.poll(0)
 
 
 class Outbox:

@@ -1,0 +1,49 @@
+"""What a stage process does, from its spec to its end: attach, load, warm up, say so, work until told to stop.
+
+Name, signals and the tie to the parent's life are `bootstrap`'s, which also reports what is raised here.
+"""
+
+import itertools
+import logging
+import os
+import time
+
+from stages.config import StageSpec
+from stages.connectors.registry import open_reader, open_writer
+from stages.models.registry import build_runner, contract
+from stages.schedulers.registry import create_scheduler
+from stages.worker.channel import Inbox, Outbox
+from stages.worker.logs import forward_logs
+from stages.worker.loop import ParentGone, StageWorker
+
+log = logging.getLogger("omni.worker")
+
+
+def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
+    """Returns after `Stop`, or when the parent is gone. Whatever loading raises, this raises."""
+    forward_logs(spec.process, spec.log_level, outbox)
+    # a restarted replica counts on where no other one can have been
+    numbers = itertools.count(spec.generation << 32)
+    readers = {edge.producer: open_reader(edge) for edge in spec.inputs}
+    writers = {edge.consumer: open_writer(edge, spec.process, numbers) for edge in spec.consumers}
+    stage = contract(spec.family).stages[spec.stage]
+    scheduler = create_scheduler(spec.execution_type, spec.max_batch, stage.max_units_a_row)
+    start = time.monotonic_ns()
+    runner = build_runner(spec)
+    facts = runner.load()
+    loaded = time.monotonic_ns()
+    runner.warm_up()
+    ready = time.monotonic_ns()
+    seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
+    worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
+    worker.ready(os.getpid(), (*facts, *seconds))
+    try:
+        worker.run(inbox, outbox)
+    except ParentGone:
+        return  # nobody is left to be told
+    finally:
+        runner.close()
+        for reader in readers.values():
+            reader.close()
+        for writer in writers.values():
+            writer.close()
