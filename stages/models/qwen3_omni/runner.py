@@ -6,7 +6,6 @@ which others are in flight.
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -32,20 +31,18 @@ class StageRunner(ABC, Generic[State]):
 
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
-        start = perf_counter()
         torch.set_num_threads(spec.threads)
         device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
         config = read_config(self._folder)
-        dtype = _dtype(spec.model.dtype, config)
+        dtype: torch.dtype = getattr(torch, spec.model.dtype)
         source = Source(folder=self._folder, device=device, dtype=dtype, dummy=spec.model.load_format == "dummy")
         held = self._load(config, source)
         return (
             ("device", str(device)),
             ("dtype", str(dtype).removeprefix("torch.")),
             ("weight_bytes", str(held)),
-            ("load_s", f"{perf_counter() - start:.3f}"),
         )
 
     def begin(self, request: StageRequest) -> None:
@@ -89,11 +86,3 @@ class StageRunner(ABC, Generic[State]):
     @abstractmethod
     def _advance(self, uid: int, state: State) -> RowResult:
         """One step of one request."""
-
-
-def _dtype(name: str, config: Any) -> torch.dtype:
-    """The plan's dtype; `auto` is the one that the checkpoint was saved in."""
-    chosen = getattr(torch, name) if name != "auto" else (config.dtype or torch.float32)
-    if not isinstance(chosen, torch.dtype):
-        raise ValueError(f"model.dtype={name!r} is no dtype of torch")
-    return chosen

@@ -1,0 +1,77 @@
+"""Qwen3-Omni as three processes, through the engine: what reaches the caller equals transformers' own `generate`.
+
+All requests are in flight at once, and nothing is left in /dev/shm.
+"""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from omni_cli.config.load import load_config
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import Inventory
+from stages.models.qwen3_omni.tiny import tiny_checkpoint
+from tests.integration.engine_run import EngineRun, greedy_request, run_requests
+from tests.integration.qwen3_omni_reference import Reference
+from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING
+
+TEXT_TOKENS, CODEC_TOKENS = 20, 48
+ask = partial(greedy_request, text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> EngineRun:
+    plan = build_plan(load_config(["recipe=qwen3_omni", f"model.path={folder}"]), Inventory())
+    asked = [ask(name, conversation) for name, conversation in CONVERSATIONS.items()]
+    asked.append(ask("text alone", CONVERSATIONS["text"], outputs=("text",)))
+    asked.append(ask("empty", [("user", [*SILENCING, "both"])]))
+    asked.append(ask("no user", [("system", ["Say hello."])]))
+    return run_requests(plan, asked)
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    return Reference.load(folder)
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+def test_equal_to_generate(run: EngineRun, reference: Reference, kind: str) -> None:
+    expected = reference.answer(CONVERSATIONS[kind], text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
+    outputs = run.outputs[kind]
+    assert outputs["text"].text == reference.tokenizer.decode(expected.text_ids, skip_special_tokens=True)
+    assert outputs["text"].units == len(expected.text_ids)
+    assert {payload.scalar("sample_rate_hz") for payload in outputs["audio"].payloads} == {24000}
+    assert torch.equal(run.waveform(kind), expected.waveform)
+    assert outputs["audio"].units == expected.codes.shape[1]
+
+
+def test_text_alone(run: EngineRun) -> None:
+    assert run.outputs["text alone"].keys() == {"text"}
+    assert run.outputs["text alone"]["text"].text == run.outputs["text"]["text"].text
+
+
+def test_an_empty_answer_has_empty_audio(run: EngineRun) -> None:
+    outputs = run.outputs["empty"]
+    assert outputs["text"].text == ""
+    assert outputs["audio"].reason == "empty"
+    assert outputs["audio"].units == 0
+
+
+def test_a_refusal_is_the_client_s_fault_and_names_the_stage(run: EngineRun) -> None:
+    error = run.errors.pop("no user")
+    assert error.fault == "client"
+    assert error.stage == "thinker"
+    assert "user message" in str(error)
+    assert not run.errors
+
+
+def test_nothing_is_left(run: EngineRun) -> None:
+    assert run.segments_left == set()
+    assert run.live_slots == 0
