@@ -39,11 +39,18 @@ VERBS = {
 }
 
 
+def available_verbs() -> list[str]:
+    return [name for name, verb in VERBS.items() if find_spec(verb.module)]
+
+
+_TYPER_COMPLETION = ("install_completion", "show_completion")  # typer gives them to every application; omni has its own
+
+
 class _Verbs(TyperGroup):
     """The verbs as commands. Listing them imports none of them; calling one imports that one."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [name for name, verb in VERBS.items() if find_spec(verb.module)]
+        return available_verbs()
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
@@ -57,6 +64,7 @@ class _Verbs(TyperGroup):
             return name, found, rest
         command = typer.main.get_command(import_module(VERBS[name].module).app)
         command.name = name
+        command.params = [param for param in command.params if param.name not in _TYPER_COMPLETION]
         return name, command, rest
 
 
@@ -118,7 +126,8 @@ def _run(args: list[str]) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except SystemExit as ending:
-        return _finished(ending.code)
+        # Typer turns a broken pipe into exit code 1, which here would say that something failed.
+        return _reader_gone() if isinstance(ending.__context__, BrokenPipeError) else _finished(ending.code)
     except Exception as error:
         if os.environ.get("OMNI_TRACEBACK"):
             raise

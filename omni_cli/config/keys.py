@@ -40,7 +40,7 @@ def _core(kind: Any) -> Any:
             return kind
 
 
-def _item(kind: Any) -> Any | None:
+def item_type(kind: Any) -> Any | None:
     """The type of a map's values; None for any other type."""
     core = _core(kind)
     origin = get_origin(core)
@@ -54,13 +54,13 @@ class KeyTree:
     roots: Mapping[str, Any]
     names: Names
 
-    def keys(self) -> tuple[str, ...]:
+    def valid(self) -> tuple[str, ...]:
         """Every key that can hold a value, dotted. A map whose names are free stands for itself."""
         return tuple(key for name, kind in self.roots.items() for key in self._below(kind, (name,)))
 
     def _below(self, kind: Any, path: KeyPath) -> Iterator[str]:
         known = fields(kind)
-        if known is None and (item := _item(kind)) is not None:
+        if known is None and (item := item_type(kind)) is not None:
             names = self.names(path)
             known = None if names is None else dict.fromkeys(names, item)
         if not known:
@@ -85,13 +85,27 @@ class KeyTree:
         below = fields(kind)
         if below is not None:
             yield from self._unknown(value, below, path)
-        elif (item := _item(kind)) is not None:
+        elif (item := item_type(kind)) is not None:
             names = self.names(path)
             yield from self._unknown(value, dict.fromkeys(value if names is None else names, item), path)
 
+    def kind(self, key: str) -> Any | None:
+        """The type of a dotted key's value; None if there is no such key."""
+        known: Mapping[str, Any] | None = self.roots
+        kind: Any = None
+        path: KeyPath = ()
+        for part in key.split("."):
+            if known is None or part not in known:
+                return None
+            kind, path = known[part], (*path, part)
+            known = fields(kind)
+            if known is None and (item := item_type(kind)) is not None:
+                known = dict.fromkeys(self.names(path) or (), item)
+        return kind
+
     def suggest(self, key: str) -> str | None:
         """The valid key that an unknown one most likely meant."""
-        return nearest(key, self.keys())
+        return nearest(key, self.valid())
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The valid name or dotted key that a mistyped or misplaced one most likely meant."""
 
+from collections import Counter
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -15,6 +16,10 @@ def likeness(name: str, candidate: str) -> float:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
-    """The most similar candidate, the shorter one of equals; None if nothing is similar enough."""
-    best = max(candidates, key=lambda candidate: (likeness(name, candidate), -len(candidate)), default=None)
+    """The most similar candidate; of equals the one with the same letters, then the shorter one. None if none is."""
+
+    def rank(candidate: str) -> tuple[float, int, int]:
+        return likeness(name, candidate), (Counter(name) & Counter(candidate)).total(), -len(candidate)
+
+    best = max(candidates, key=rank, default=None)
     return best if best is not None and likeness(name, best) >= _ALIKE else None

@@ -16,6 +16,7 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 
 from omni_cli.config.library import GROUPS, RECIPE
+from omni_cli.config.recipes import is_file
 from omni_cli.config.report import COMMAND_LINE, Problem
 
 _KEY = re.compile(r"[A-Za-z_][\w-]*(\.[\w-]+)*", re.ASCII)
@@ -109,7 +110,8 @@ def _classify(word: str, takes_text: Callable[[str], bool]) -> Override | Proble
 
 def _choice(word: str, key: str, raw: str) -> Override | Problem:
     name = raw.strip().strip("'\"")
-    if name and not re.search(r"[\[\]{}(),=\n]", name):
+    is_path = key == RECIPE and is_file(name) and not name.startswith(("[", "{"))
+    if is_path or (name and not re.search(r"[\[\]{}(),=\n]", name)):
         return Override(text=word, kind="choice", key=key, value=name)
     return _refused(key, f"takes one name of a file, got `{_short(raw)}`; single values are set as {key}.KEY=VALUE")
 

@@ -42,7 +42,7 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
         if broken
         else deployed(config.pipeline, outputs)
     )
-    problems += _batch_problems(graph, loaded)
+    problems += _setting_problems(graph, loaded)
     placements, misplaced = place(graph.stages, config.deploy, family, inventory)
     problems += misplaced
     model, found = _model(loaded, on_gpu=bool(placements) and all(p.replicas[0] for p in placements.values()))
@@ -71,13 +71,18 @@ def _unknown_outputs(loaded: LoadedConfig) -> Iterator[Problem]:
                 yield Problem(key=key, message=message)
 
 
-def _batch_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
+def _setting_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
+    """Settings that the family's stage cannot follow, or that would have no effect."""
     for name in graph.stages:
-        limit = loaded.family.stages[name].max_batch
-        asked = loaded.config.deploy.stages.get(name, StageDeployConfig()).max_batch
+        contract = loaded.family.stages[name]
+        setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
+        limit, asked = contract.max_batch, setting.max_batch
         if limit is not None and asked is not None and asked > limit:
             message = f"is {asked}, but `{name}` of family `{loaded.family.name}` takes at most {limit}"
             yield Problem(key=f"deploy.stages.{name}.max_batch", message=message)
+        if setting.output != EdgeConfig() and all(output == TEXT for output in contract.outputs):
+            message = f"has no effect: `{name}` produces no final media; leave it out"
+            yield Problem(key=f"deploy.stages.{name}.output", message=message)
 
 
 def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Problem]]:

@@ -25,6 +25,12 @@ class Inventory:
     devices: tuple[Device, ...] = ()
     note: str = ""
 
+    @classmethod
+    def imagined(cls, count: int) -> "Inventory":
+        """A machine that is not here, to plan for."""
+        devices = tuple(Device(physical=str(index), name="imagined", memory_bytes=0) for index in range(count))
+        return cls(devices=devices, note=f"imagined: {count}")
+
     def __len__(self) -> int:
         return len(self.devices)
 

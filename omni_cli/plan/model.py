@@ -87,6 +87,10 @@ class ExecutionPlan(PlanModel):
     def stage(self, name: str) -> StagePlan:
         return next(stage for stage in self.stages if stage.name == name)
 
+    def document(self) -> dict[str, Any]:
+        """The plan as JSON, with its digest first: what `omni plan --json` prints and a run keeps."""
+        return {"digest": self.digest, **self.model_dump(mode="json")}
+
     @property
     def entries(self) -> tuple[StagePlan, ...]:
         """The stages that no other stage feeds."""

@@ -7,6 +7,7 @@ from stages.config import EdgeSpec, ModelSpec, RingSpec, StageSpec
 from stages.messages import REQUEST
 
 _PAGE_BYTES = 4096
+_PADDING_BYTES = 1 << 16  # room for the alignment of each medium inside its payload
 
 
 def stage_specs(
@@ -32,8 +33,8 @@ def stage_spec(
     log_level: int = 20,
     media_bytes: int = 0,
 ) -> StageSpec:
-    """The spec of one replica. `media_bytes` is what the ring for decoded media shall hold where the configuration
-    does not say; 0 means that no request has media, and the edge is left out."""
+    """The spec of one replica. `media_bytes` is how much decoded media the ring into a first stage shall hold where the
+    configuration does not say; 0 means that no request has media, and the edge is left out."""
     planned = plan.stage(stage)
     numbers = _ring_numbers(plan)
     inputs = [edge for edge in planned.inputs if edge.producer != REQUEST or media_bytes]
@@ -41,7 +42,7 @@ def stage_spec(
     def rings(edge: EdgePlan, replicas: tuple[int, ...]) -> tuple[RingSpec, ...]:
         if edge.connector == "inline":
             return ()
-        size = edge.ring_bytes or -(-media_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        size = edge.ring_bytes or -(-(media_bytes + _PADDING_BYTES) // _PAGE_BYTES) * _PAGE_BYTES
         return tuple(
             RingSpec(
                 segment=f"omni-{run_id}-{numbers[edge.producer, edge.consumer, index]}",

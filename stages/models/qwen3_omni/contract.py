@@ -98,8 +98,10 @@ CONTRACTS: Mapping[str, FamilyContract] = {
     "qwen3_omni": FamilyContract(
         name="qwen3_omni",
         stages={
-            "thinker": StageContract(execution_type="llm_ar", outputs=("text",), sampled=True),
-            "talker": StageContract(execution_type="llm_ar", inputs={"thinker": _COMPLETE}, sampled=True),
+            "thinker": StageContract(execution_type="llm_ar", outputs=("text",), sampled=True, memory_share=8),
+            "talker": StageContract(
+                execution_type="llm_ar", inputs={"thinker": _COMPLETE}, sampled=True, memory_share=2
+            ),
             "code2wav": StageContract(
                 execution_type="llm_generation",
                 inputs={"talker": _COMPLETE},
