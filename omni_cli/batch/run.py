@@ -230,7 +230,11 @@ async def _drive(
         work = asyncio.ensure_future(driver.run(todo))
         loop = asyncio.get_running_loop()
         with interrupts.handled_by(lambda: loop.call_soon_threadsafe(work.cancel)):
-            await work
+            try:
+                await work
+            except asyncio.CancelledError:
+                interrupts.check()
+                raise
         state.dead = dict(engine.dead)
 
 

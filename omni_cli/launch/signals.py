@@ -74,6 +74,11 @@ class Interrupts:
         finally:
             self._callback = saved
 
+    def check(self) -> None:
+        """Raises `Interrupted` if a signal has come: for what was told of it by `handled_by` and has ended its work."""
+        if self._first is not None:
+            raise Interrupted(self._first)
+
     def register(self, stages: Killable) -> None:
         """From here on every signal after the first kills `stages`: while they are stopped, too, and after it."""
         self._killable.append(stages)

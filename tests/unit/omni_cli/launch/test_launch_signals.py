@@ -50,6 +50,13 @@ def test_the_first_signal_calls_the_handler_that_was_given() -> None:
         signal.raise_signal(signal.SIGTERM)
         assert calls == [1]
         assert interrupts.exit_code == 143
+        with pytest.raises(Interrupted):
+            interrupts.check()
+
+
+def test_without_a_signal_there_is_nothing_to_raise() -> None:
+    with Interrupts() as interrupts:
+        interrupts.check()
 
 
 def test_every_further_signal_kills_and_the_process_is_ended_if_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
