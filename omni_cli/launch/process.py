@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import pickle
 import select
 import signal
 import threading
@@ -15,6 +14,7 @@ from omni_cli.launch.environment import starting
 from stages.config import StageSpec
 from stages.events import StepReport
 from stages.messages import LogLine, ProcessFailed, Turn
+from stages.wire import decode, encode
 from stages.worker.bootstrap import RunStage, run_stage_process
 
 _SIGNALS = frozenset(signal.Signals)
@@ -97,7 +97,7 @@ class StageProcess:
         return self._process.sentinel
 
     def send(self, turn: Turn) -> None:
-        data = pickle.dumps(turn, protocol=pickle.HIGHEST_PROTOCOL)
+        data = encode(turn)
         with self._sending:
             if self._closed:
                 raise BrokenPipeError(f"{self.process} is stopped")
@@ -111,7 +111,7 @@ class StageProcess:
             if self._reader.fileno() not in ready and not self._reader.poll():
                 # Only the sentinel: dead, all read, and some descendant still holds the pipe open.
                 raise EOFError(f"{self.process} has died")
-            message: StepReport | LogLine | ProcessFailed = pickle.loads(self._reader.recv_bytes())
+            message: StepReport | LogLine | ProcessFailed = decode(self._reader.recv_bytes())
             if isinstance(message, ProcessFailed):
                 self.failure = message
             return message

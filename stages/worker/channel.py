@@ -4,13 +4,13 @@ Plain pickles over `multiprocessing.Connection`: no lock and no named semaphore,
 leaves nothing behind and can wedge nobody. Tensors never pass here.
 """
 
-import pickle
 import select
 import threading
 from multiprocessing.connection import Connection
 
 from stages.events import StepReport
 from stages.messages import LogLine, ProcessFailed, Turn
+from stages.wire import decode, encode
 
 
 class Inbox:
@@ -23,7 +23,7 @@ class Inbox:
 
     def get(self) -> Turn:
         """Blocks for the next turn. EOFError or OSError: the parent is gone."""
-        turn: Turn = pickle.loads(self._reader.recv_bytes())
+        turn: Turn = decode(self._reader.recv_bytes())
         return turn
 
     def empty(self) -> bool:
@@ -40,6 +40,6 @@ class Outbox:
 
     def put(self, message: StepReport | LogLine | ProcessFailed) -> None:
         """Blocks while the pipe (64 KiB) is full. OSError: the parent is gone."""
-        data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+        data = encode(message)
         with self._writing:
             self._writer.send_bytes(data)
