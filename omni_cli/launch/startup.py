@@ -92,4 +92,4 @@ class Startup:
 
 def _failure(name: str, error: ErrorInfo) -> str:
     text = f"{name} failed while it was starting: {error.kind}: {error.message}"
-    return f"{text}\n{error.trace.rstrip()}" if error.trace else text
+    return f"{text}\n--- stage traceback of {name}\n{error.trace.rstrip()}" if error.trace else text
