@@ -62,7 +62,7 @@ def _recipe_names() -> list[str]:
     from omni_cli.config.folders import config_folders
     from omni_cli.config.library import RECIPE, Library
 
-    return sorted(Library.of(config_folders(())).choices(RECIPE))
+    return sorted(Library.of(config_folders()).choices(RECIPE))
 
 
 def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
@@ -74,7 +74,7 @@ def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
     if equals and bare == RECIPE and value.startswith((".", "/", "~")):
         return (f"{key}={path}" for path in _yaml_files(value))
     if equals and bare in (RECIPE, *GROUPS):
-        return [f"{key}={name}" for name in sorted(Library.of(config_folders(())).choices(bare))]
+        return [f"{key}={name}" for name in sorted(Library.of(config_folders()).choices(bare))]
     tree = _keys(words)
     if equals:
         return [f"{key}={value}" for value in _values(tree.kind(bare))]
@@ -85,12 +85,11 @@ def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
 
 def _keys(words: Sequence[str]) -> Any:
     """The keys for the recipe that stands on the line already, or for the default one."""
-    from omni_cli.config.folders import config_folders
     from omni_cli.config.load import load_config
     from omni_cli.errors import OmniError
 
     try:
-        return load_config(words, config_dirs=config_folders(())).keys
+        return load_config(words).keys
     except OmniError:
         return load_config(()).keys
 

@@ -2,12 +2,10 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from omni_cli.config.folders import config_folders
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory, visible_devices
@@ -27,15 +25,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON, with its digest.")] = False,
     origins: Annotated[bool, typer.Option("--explain", help="Print every key, its value and its origin.")] = False,
     gpus: Annotated[int | None, typer.Option(min=0, help="Plan as if the machine had so many GPUs.")] = None,
-    config_dir: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Folder with own recipes and group files; repeatable. Also OMNI_CONFIG_DIR.", show_default=False
-        ),
-    ] = None,
 ) -> None:
     """Show what `omni run` with the same words would run where, or why it cannot run."""
-    loaded = load_config(words or [], config_dirs=config_folders(config_dir or []))
+    loaded = load_config(words or [])
     inventory = visible_devices() if gpus is None else Inventory.imagined(gpus)
     planned = build_plan(loaded, inventory, loaded.config.request.modalities)
     if origins and as_json:

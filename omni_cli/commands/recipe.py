@@ -18,28 +18,24 @@ from omni_cli.table import stdout, table
 
 app = typer.Typer(no_args_is_help=True)
 
-ConfigDir = Annotated[
-    list[Path] | None,
-    typer.Option(help="Folder with own recipes and group files; repeatable. Also OMNI_CONFIG_DIR.", show_default=False),
-]
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name, or a file.", show_default=False)]
 
 
-def _library(config_dir: list[Path] | None) -> Library:
-    return Library.of(config_folders(config_dir or []))
+def _library() -> Library:
+    return Library.of(config_folders())
 
 
 @app.command("ls")
-def ls(config_dir: ConfigDir = None) -> None:
+def ls() -> None:
     """List the recipes, with what each is."""
-    choices = _library(config_dir).choices(RECIPE)
+    choices = _library().choices(RECIPE)
     stdout().print(table(("recipe", "what", "file"), ((n, _what(p), shown(p)) for n, p in sorted(choices.items()))))
 
 
 @app.command("show")
-def show(name: Name, config_dir: ConfigDir = None) -> None:
+def show(name: Name) -> None:
     """Print a recipe as it is written."""
-    print(_path(name, _library(config_dir)).read_text(encoding="utf-8"), end="")
+    print(_path(name, _library()).read_text(encoding="utf-8"), end="")
 
 
 @app.command("cp")
@@ -47,10 +43,9 @@ def cp(
     name: Name,
     target: Annotated[Path, typer.Argument(metavar="FILE", help="Where to; a folder keeps the name.")] = Path(),
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
-    config_dir: ConfigDir = None,
 ) -> None:
     """Copy a recipe, to change it and run it with recipe=FILE."""
-    source = _path(name, _library(config_dir))
+    source = _path(name, _library())
     destination = target / source.name if target.is_dir() else target
     if destination.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{shown(destination)}: a recipe's file ends in .yaml")
@@ -71,15 +66,13 @@ def validate(
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Names or files; none is all.", show_default=False)
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="Plan as if the machine had so many GPUs.")] = None,
-    config_dir: ConfigDir = None,
 ) -> None:
     """Compose, check and plan recipes; exit 2 if one would be refused."""
-    folders = config_folders(config_dir or [])
     inventory = visible_devices() if gpus is None else Inventory.imagined(gpus)
     refused = []
-    for name in names or sorted(Library.of(folders).choices(RECIPE)):
+    for name in names or sorted(_library().choices(RECIPE)):
         try:
-            planned = build_plan(load_config((), recipe=name, config_dirs=folders), inventory)
+            planned = build_plan(load_config((), recipe=name), inventory)
         except OmniError as error:
             refused.append(f"{name}: {error}")
             print(f"{name}: refused")

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from omni_cli.config.compose import Composition, compose
 from omni_cli.config.files import KeyPath
+from omni_cli.config.folders import config_folders
 from omni_cli.config.keys import KeyTree
 from omni_cli.config.library import RECIPE, Library
 from omni_cli.config.nearest import nearest
@@ -48,12 +49,15 @@ def load_config(
     words: Sequence[str],
     *,
     recipe: str | None = None,
-    config_dirs: Sequence[Path] = (),
+    config_dirs: Sequence[Path] | None = None,
     contracts: Contracts = registry.contract,
     library: Library | None = None,
 ) -> LoadedConfig:
-    """Raises ConfigError that lists every problem with its key, its place and the nearest valid key."""
-    composition = compose(words, recipe, config_dirs, library)
+    """Raises ConfigError that lists every problem with its key, its place and the nearest valid key.
+
+    `config_dirs` are the user's own folders; None takes those of the environment.
+    """
+    composition = compose(words, recipe, config_folders() if config_dirs is None else config_dirs, library)
     values = dict(composition.values)
     family = _family(composition, contracts)
     node = registry.options_node(family.name)

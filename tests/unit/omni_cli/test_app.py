@@ -182,3 +182,27 @@ def test_completion_is_a_script_for_bash():
     script = omni("--show-completion").stdout
     assert subprocess.run(["bash", "-n"], input=script, check=False).returncode == 0
     assert b"COMP_WORDBREAKS" in script
+
+
+def test_own_recipes_and_group_files_come_from_the_environment(tmp_path):
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "slow.yaml").write_text("drain_timeout_s: 99.0\n")
+    (tmp_path / "mine.yaml").write_text("defaults: [synthetic, _self_, override /deploy: slow]\n")
+    done = omni("plan", "recipe=mine", "--json", OMNI_CONFIG_DIR=str(tmp_path))
+    assert b'"drain_timeout_s": 99.0' in done.stdout, done.stderr
+    assert b"mine" in omni("recipe", "ls", OMNI_CONFIG_DIR=str(tmp_path)).stdout
+    done = omni("plan", OMNI_CONFIG_DIR=str(tmp_path / "gone"))
+    assert (done.returncode, b"does not exist" in done.stderr) == (2, True)
+
+
+def test_bash_completes_behind_the_equals_sign(tmp_path):
+    shim = tmp_path / "omni"
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m omni_cli "$@"\n')
+    shim.chmod(0o755)
+    script = (
+        "source <(omni --show-completion)\nCOMP_WORDS=(omni plan recipe=synthetic_)\nCOMP_CWORD=2\n_omni_complete\n"
+        'printf "%s|" "${COMPREPLY[@]}"\n[[ $COMP_WORDBREAKS != *=* ]] && echo " unbroken"'
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == "recipe=synthetic_dag | unbroken\n", done.stderr
