@@ -176,8 +176,10 @@ class StageAudit:
         time = event.t_ns  # type: ignore[attr-defined]
         if time < work.submitted_ns:
             yield f"{source} tells of request {uid} {work.submitted_ns - time} ns before it was given to it"
-        if isinstance(event, StageCancelled) and time < work.cancelling_ns:
-            yield f"{source} gave request {uid} up {work.cancelling_ns - time} ns before it was told to"
+        if isinstance(event, StageCancelled):
+            if time < work.cancelling_ns:
+                yield f"{source} gave request {uid} up {work.cancelling_ns - time} ns before it was told to"
+            yield from self._cancelled(stage, uid, record, work)
         yield from self._own_account(source, uid, held.state, work, event)
         if isinstance(event, MessagePut):
             yield from self._put(stage, record, event)
@@ -218,11 +220,20 @@ class StageAudit:
         uid, done = event.uid, record.stages[stage].position
         if event.units != done:
             yield f"{stage} finished request {uid} with {event.units} units, its steps have done {done}"
+        for what in self._unended(stage, uid, record):
+            yield f"{stage} finished request {uid}, but never ended {what}"
+
+    def _cancelled(self, stage: str, uid: int, record: RequestRecord, work: _Work) -> Iterator[str]:
+        """With the last message or piece the stage says that it has finished; no cancel comes in between."""
+        if work.state is Stage.RUNNING and not list(self._unended(stage, uid, record)):
+            yield f"{stage} had ended all that it makes for request {uid}, but never finished it"
+
+    def _unended(self, stage: str, uid: int, record: RequestRecord) -> Iterator[str]:
         for producer, consumer in self._modes:
             if producer == stage and consumer in record.admitted.stages:
                 stream = record.streams.get((producer, consumer))
                 if stream is None or stream.state is not Stream.ENDED:
-                    yield f"{stage} finished request {uid}, but never ended the stream to {consumer}"
+                    yield f"the stream to {consumer}"
         for modality in record.outputs:
             if self._producers.get(modality) == stage and modality not in self._cases[uid].ended:
-                yield f"{stage} finished request {uid}, but never ended its {modality}"
+                yield f"its {modality}"

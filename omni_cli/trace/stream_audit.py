@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from omni_cli.runtime.events import LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
+from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
 from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.trace.codec import TraceEvent
 from stages.events import InputReady, LeaseReleased, MessageGot, MessagePut, OutputProduced, Scheduled, StepDone
@@ -43,6 +43,7 @@ class StreamAudit:
         self._held: dict[tuple[str, int], _Held] = {}
         self._users: dict[tuple[str, str, int], tuple[str, int]] = {}
         self._numbers: dict[str, int] = {}
+        self._undecided: dict[tuple[str, int], int] = {}  # leases that were put a moment ago, and their requests
         self._given_up: set[tuple[str, int]] = set()  # process, request: a message was given back unread
         self._dead: set[str] = set()
         self._written: dict[str, set[tuple[str, str, int]]] = {}  # every slot that an owner has ever used
@@ -50,6 +51,8 @@ class StreamAudit:
 
     def see(self, line: TraceEvent) -> Iterator[str]:
         event = line.event
+        if self._undecided and (line.source != CONTROL or isinstance(event, ProcessDead)):
+            yield from self._left_undecided()
         if self._given_up and isinstance(event, (StepDone, MessageGot, InputReady, Scheduled)):
             yield from self._goes_on(line.source, event)
         if isinstance(event, MessagePut):
@@ -61,7 +64,7 @@ class StreamAudit:
             key = (REQUEST, event.consumer, 0)
             yield from self._put(event.uid, _Sent(key=key, t_ns=event.t_ns, lease=event.lease))
         elif isinstance(event, OutputProduced) and event.lease is not None:
-            yield from self._take_slot(event.lease, REQUEST, None)
+            yield from self._take_slot(event.uid, event.lease, REQUEST, None)
             yield from self._same_slot(event.ref, event.lease)
         elif isinstance(event, LeaseGranted):
             yield from self._granted(event)
@@ -101,9 +104,9 @@ class StreamAudit:
             yield f"message {seq} of {producer}->{consumer} of request {uid} was put twice"
         messages[sent.key] = sent
         if sent.lease is not None:
-            yield from self._take_slot(sent.lease, consumer, sent)
+            yield from self._take_slot(uid, sent.lease, consumer, sent)
 
-    def _take_slot(self, lease: Lease, ring: str, sent: _Sent | None) -> Iterator[str]:
+    def _take_slot(self, uid: int, lease: Lease, ring: str, sent: _Sent | None) -> Iterator[str]:
         key, place = (lease.owner, lease.number), (lease.owner, ring, lease.slot)
         user = self._users.get(place)
         if user is not None and user != key:
@@ -113,10 +116,18 @@ class StreamAudit:
             yield f"lease {lease.owner}#{lease.number} comes after #{self._numbers[lease.owner]}: numbers count up"
         self._numbers[lease.owner] = max(lease.number, self._numbers.get(lease.owner, -1))
         self._users[place] = key
+        self._undecided[key] = uid
         self._written.setdefault(lease.owner, set()).add(place)
         self._held[key] = _Held(place=place, sent=sent)
 
+    def _left_undecided(self) -> Iterator[str]:
+        """What becomes of a slot is decided before the control plane takes anything else in."""
+        for (owner, number), uid in self._undecided.items():
+            yield f"lease {owner}#{number} of request {uid} was not granted, read or dropped at once"
+        self._undecided.clear()
+
     def _granted(self, event: LeaseGranted) -> Iterator[str]:
+        self._undecided.pop((event.lease.owner, event.lease.number), None)
         consumer = event.reader.rpartition(".")[0]
         what = f"message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
         sent = self._sent.get(event.uid, {}).get((event.producer, consumer, event.seq))
@@ -172,6 +183,7 @@ class StreamAudit:
             yield f"{lease} was dropped while its reader {reader} lives"
 
     def _free(self, lease: Lease) -> _Held | None:
+        self._undecided.pop((lease.owner, lease.number), None)
         held = self._held.pop((lease.owner, lease.number), None)
         if held is not None and self._users.get(held.place) == (lease.owner, lease.number):
             del self._users[held.place]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 
 from omni_cli.runtime.events import RunFinished
 from omni_cli.trace.codec import TraceEvent
-from stages.events import MessageGot, StageFinished, StepDone
+from stages.events import MessageGot, Scheduled, StageFinished, StepDone
 from stages.lease import Lease
 
 KINDS = ("drop", "double", "swap", "owner")
@@ -61,13 +61,23 @@ def give_away(trace: list[TraceEvent], rng: random.Random) -> tuple[int, TraceEv
         return place, rng.choice(changes)
 
 
+def sources_of(lines: list[TraceEvent]) -> set[str]:
+    return {line.source for line in lines}
+
+
 def only_ordinals_show(mutation: Mutation, trace: list[TraceEvent]) -> bool:
     """Whether the damaged trace tells of a run that may have been: what docs/traces.md lists."""
     line, rest = trace[mutation.places[0]], trace[mutation.places[0] + 1 :]
     event = line.event
-    if mutation.kind == "swap":  # each source tells the same story; they were heard in another order
+    if mutation.kind == "swap":
         i, j = mutation.places
-        return j == i + 1 and line.source != trace[j].source
+        other = trace[j]
+        if line.source == other.source:  # two requests' first steps are one step
+            return (
+                isinstance(event, Scheduled) and isinstance(other.event, Scheduled) and event.t_ns == other.event.t_ns
+            )
+        # each source tells the same story; they were heard in another order
+        return line.source not in sources_of(trace[i + 1 : j + 1]) and other.source not in sources_of(trace[i:j])
     if mutation.kind == "drop" and isinstance(event, MessageGot):
         stream = (line.source, event.uid, event.producer)
         later = [other for other in rest if isinstance(other.event, MessageGot)]

@@ -1,0 +1,136 @@
+"""Traces that real processes have written, with every kind of ending: clean as they are, and found out when damaged."""
+
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from omni_cli.trace.check import check
+from omni_cli.trace.codec import TraceEvent
+from omni_cli.trace.reader import TraceReader
+from tests.integration.cli import kill, omni, start, wait_for_event
+from tests.trace.mutations import KINDS, mutate, only_ordinals_show, renumber
+
+WORDS = "one two three four five six"
+BATCH = (
+    {"id": "plain", "prompt": WORDS},
+    {"id": "text", "prompt": WORDS, "modalities": ["text"]},
+    {"id": "raise", "prompt": WORDS, "synthetic": {"fail": {"stage": "talker", "at": 3, "kind": "raise"}}},
+    {"id": "long", "prompt": WORDS, "synthetic": {"frames": 40}},
+    {"id": "memory", "prompt": WORDS, "synthetic": {"fail": {"stage": "thinker", "at": 1, "kind": "oom"}}},
+    {"id": "late", "prompt": WORDS},
+)
+DEATH = (
+    *BATCH[:2],
+    {"id": "exit", "prompt": WORDS, "synthetic": {"fail": {"stage": "talker", "at": 3, "kind": "exit"}}},
+    *BATCH[3:],
+)
+HANG = (
+    {"id": "hang", "prompt": WORDS, "timeout_s": 0.2, "synthetic": {"fail": {"stage": "talker", "kind": "hang"}}},
+    {"id": "behind", "prompt": WORDS, "timeout_s": 0.2},
+)
+
+
+def run_batch(cwd: Path, lines: tuple[dict, ...], *words: str) -> Path:
+    (cwd / "batch.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return omni("run", "--input", "batch.jsonl", "--out", "run", *words, cwd=cwd).run
+
+
+def run_until(cwd: Path, number: int) -> Path:
+    """A long request, ended by a signal in the middle of the talker's work."""
+    out = cwd / "run"
+    words = ("recipe=synthetic", "synthetic.delay_ms.talker=50", "synthetic.frames=400", "deploy.drain_timeout_s=2")
+    process = start("run", *words, "--prompt", WORDS, "--out", str(out), cwd=cwd, process_group=0)
+    wait_for_event(out / "trace.jsonl", "step_done", src="talker.0", index=1)
+    if number == signal.SIGKILL:
+        kill(process.pid)
+    else:
+        os.kill(process.pid, number)
+    process.communicate(timeout=60)
+    return out
+
+
+RUNS = {
+    "line": lambda cwd: run_batch(cwd, BATCH, "recipe=synthetic"),
+    "dag": lambda cwd: run_batch(cwd, BATCH, "recipe=synthetic_dag"),
+    "death": lambda cwd: run_batch(cwd, DEATH, "recipe=synthetic"),
+    "hang": lambda cwd: run_batch(cwd, HANG, "recipe=synthetic", "deploy.drain_timeout_s=0.2"),
+    "interrupted": lambda cwd: run_until(cwd, signal.SIGINT),
+}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TraceEvent]]:
+    found = {}
+    for name, run in RUNS.items():
+        folder = run(tmp_path_factory.mktemp(name))
+        found[name] = list(TraceReader(folder / "trace.jsonl"))
+    return found
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_real_trace_is_clean(traces, name):
+    assert check(traces[name]) == []
+
+
+def test_the_runs_end_in_every_way(traces):
+    kinds = {name: {type(line.event).__name__ for line in trace} for name, trace in traces.items()}
+    assert {"RequestFinished", "RequestFailed", "StageFailed"} <= kinds["line"] & kinds["dag"]
+    assert "RequestCancelled" in kinds["interrupted"]
+    deaths = [line.event for line in traces["death"] if type(line.event).__name__ == "ProcessDead"]
+    assert [dead.process for dead in deaths if not dead.expected] == ["talker.0"]
+
+
+@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_200_damaged_real_traces_every_one_is_found_out(traces, name, kind):
+    rng = random.Random(f"{name} {kind}")
+    trace = traces[name]
+    missed = 0
+    for _ in range(50):
+        mutation = mutate(trace, kind, rng)
+        assert check(mutation.trace), mutation.said
+        if not check(renumber(mutation.trace)):
+            assert only_ordinals_show(mutation, trace), mutation.said
+            missed += 1
+    assert missed <= 5, "what only the ordinals show is rare"
+
+
+def test_the_trace_of_a_killed_parent_is_truncated_and_only_that(tmp_path):
+    folder = run_until(tmp_path, signal.SIGKILL)
+    (finding,) = check(TraceReader(folder / "trace.jsonl"))
+    assert finding.text.startswith("truncated at ")
+    checked = omni("trace", "check", str(folder), cwd=tmp_path)
+    assert checked.code == 1
+    assert "truncated at " in checked.out
+
+
+def test_stage_times_are_measured_in_the_stages_and_add_up(tmp_path):
+    delays = {"thinker": 100, "talker": 200, "code2wav": 300}
+    words = [f"synthetic.delay_ms.{stage}={delay}" for stage, delay in delays.items()]
+    ended = omni("run", "recipe=synthetic", "synthetic.frames=1", *words, "--prompt", "word", cwd=tmp_path)
+    shown = omni("trace", "show", str(ended.run), "--json", cwd=tmp_path)
+    (request,) = json.loads(shown.out)["requests"]
+    stages = {stage["stage"]: stage for stage in request["stages"]}
+    for stage, delay in delays.items():
+        assert stages[stage]["run_ms"] == pytest.approx(delay, abs=20)
+        parts = [stages[stage][f"{part}_ms"] for part in ("queue", "wait", "run", "stall")]
+        assert sum(parts) == pytest.approx(stages[stage]["total_ms"])
+    assert request["total_ms"] == pytest.approx(sum(delays.values()), rel=0.05)
+    assert request["ttft_ms"] == pytest.approx(100, abs=20)
+    assert request["ttfa_ms"] == pytest.approx(request["total_ms"], abs=20)
+
+
+def test_a_failed_run_shows_where_it_failed(tmp_path):
+    fail = ("synthetic.fail.stage=talker", "synthetic.fail.at=1", "--out", "run")
+    failed = omni("run", "recipe=synthetic", *fail, "--prompt", WORDS, cwd=tmp_path)
+    assert failed.code == 1
+    shown = omni("trace", "show", "run", "--json", cwd=tmp_path)
+    (request,) = json.loads(shown.out)["requests"]
+    assert request["status"] == "failed"
+    assert request["error"]["stage"] == "talker"
+    stages = {stage["stage"]: stage["status"] for stage in request["stages"]}
+    assert stages == {"thinker": "finished", "talker": "failed"}
