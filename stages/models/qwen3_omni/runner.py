@@ -35,6 +35,8 @@ class StageRunner(ABC, Generic[State]):
         device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
+            # TF32 is on by default in convolutions; float32 is to be float32.
+            torch.backends.cudnn.allow_tf32 = False
         config = read_config(self._folder)
         dtype: torch.dtype = getattr(torch, spec.model.dtype)
         source = Source(folder=self._folder, device=device, dtype=dtype, dummy=spec.model.load_format == "dummy")
