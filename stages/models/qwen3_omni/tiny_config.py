@@ -220,8 +220,10 @@ def model_config(vocab_size: int) -> dict[str, Any]:
 
 
 def generation_config() -> dict[str, Any]:
-    """`generation_config.json`."""
+    """`generation_config.json`. Short limits: a model that has learnt nothing does not always find an end."""
     return {
+        "thinker_max_new_tokens": 64,
+        "talker_max_new_tokens": 256,
         "eos_token_id": TOKEN_IDS["<|im_end|>"],
         "pad_token_id": TOKEN_IDS["<|endoftext|>"],
     }
