@@ -141,7 +141,7 @@ class Orchestrator:
             try:
                 self._emit(event, report.process)
             except IllegalTransition as error:
-                self._on_illegal(error, report.process)
+                self._on_illegal(error, report.process, event)
                 continue
             handler = _HANDLERS.get(type(event))
             if handler is not None:
@@ -401,18 +401,21 @@ class Orchestrator:
         if process not in self._dead:
             self._turns.setdefault(process, []).append(command)
 
-    def _on_illegal(self, error: IllegalTransition, process: str) -> None:
-        """A stage broke the protocol: its request fails, the run goes on."""
+    def _on_illegal(self, error: IllegalTransition, process: str, event: events.Event) -> None:
+        """A stage broke the protocol: its request fails, the run goes on. A slot that came with it goes back unread."""
         log.error("%s: %s", process, error)
+        lease = event.message.lease if isinstance(event, MessagePut) else getattr(event, "lease", None)
+        if lease is not None and lease.owner == process:
+            self._say(process, Reclaim(leases=(lease,)))
         if error.uid in self._flights:
             stage = process.rpartition(".")[0]
             self._fail(error.uid, ErrorInfo(kind="ProtocolError", message=str(error), fault="server", stage=stage))
 
     def _emit(self, event: events.Event, source: str = events.CONTROL) -> None:
-        """State first, then everybody who listens."""
+        """Told first, so that the trace holds what the tables then refuse."""
+        self._listener(source, event)
         self._lifecycle.apply(source, event)
         self._ledger.apply(source, event)
-        self._listener(source, event)
 
 
 _HANDLERS: Mapping[type, Callable[..., None]] = {

@@ -3,6 +3,7 @@ from hypothesis import strategies as st
 
 from omni_cli.runtime.events import LeaseDropped, OutputFinished, RequestFailed, StageSubmitted
 from stages.events import MessagePut, StepReport
+from stages.lease import Lease
 from stages.messages import StreamMessage
 from stages.payload import Payload, Tensor
 
@@ -133,12 +134,15 @@ def test_a_stage_that_breaks_the_protocol_fails_the_request_and_not_the_run():
     world = World()
     world.admit(1)
     world.act("thinker.0")
-    message = StreamMessage(uid=1, producer="thinker", consumer="talker", seq=3, units=1, eos=True)
+    lease = Lease(owner="thinker.0", number=99, slot=0)
+    message = StreamMessage(uid=1, producer="thinker", consumer="talker", seq=3, units=1, eos=True, lease=lease)
     world.act("thinker.0")
     world.act("thinker.0")
     world.orchestrator.report(
         StepReport(process="thinker.0", seq=9, events=(MessagePut(uid=1, t_ns=0, message=message),))
     )
+    assert kinds(world, MessagePut)[-1].message is message, "the trace must show the line that broke the protocol"
+    world.stages["thinker.0"].held.add(99)
     world.deliver()
     assert world.outcome(1) == "failed"
     (failed,) = kinds(world, RequestFailed)
@@ -146,6 +150,7 @@ def test_a_stage_that_breaks_the_protocol_fails_the_request_and_not_the_run():
     world.admit(2)
     world.run()
     assert world.outcome(2) == "finished"
+    assert not world.stages["thinker.0"].held
 
 
 ACTIONS = st.one_of(
