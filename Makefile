@@ -1,12 +1,17 @@
 # `make demo` and `make test` work on a fresh machine: they make .venv first, from the pinned constraints.
-PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
+
+# The first of these that runs, is supported and can make a virtual environment; the first is the one that is tested.
+PYTHONS := python3.11 python3.12 python3.13 python3
+SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+PYTHON ?= $(shell for python in $(PYTHONS); do $$python -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $$python && break; done)
+
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint soak clean golden
+.PHONY: demo test lint soak golden picture clean
 
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?"
@@ -21,15 +26,22 @@ lint: $(STAMP)
 	$(BIN)/lint-imports
 
 soak: $(STAMP)
-	OMNI_SOAK=1 $(BIN)/python -m pytest -m "soak or not soak"
+	OMNI_SOAK=1 $(BIN)/python -m pytest
 
 golden: $(STAMP)
 	OMNI_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/recipes
 
+picture: $(STAMP)
+	$(BIN)/python docs/timeline.py docs/timeline.svg
+
+# torch is named with its pin, so that pip decides on it and on what needs it at once.
 $(STAMP): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" && '$(PYTHON)' -c '$(SUPPORTED)' 2>/dev/null || { echo "omni needs Python 3.11, 3.12 or 3.13 with\
+	 venv and ensurepip. Not so: $(or $(PYTHON),$(PYTHONS)). Install one, or name it: make PYTHON=PATH" >&2; exit 2; }
+	test -x $(BIN)/python || '$(PYTHON)' -m venv $(VENV)
+	@echo "installing into $(VENV); README.md says what is downloaded"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0 --editable ".[dev]"
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,11 +9,11 @@ import soundfile
 import soxr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_samples import clip, peak_hz, sound, tone
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.decode import decode_audio
 from omni_cli.inputs.limits import InputLimits
+from tests.unit.omni_cli.inputs.media_samples import clip, peak_hz, sound, tone
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from media_samples import picture
 from PIL import Image
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.decode import decode_image
 from omni_cli.inputs.limits import InputLimits
+from tests.unit.omni_cli.inputs.media_samples import picture
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 

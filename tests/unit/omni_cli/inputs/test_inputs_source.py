@@ -5,13 +5,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from media_samples import sound, tone
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.decode import decode_audio, decode_image
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.inputs.source import open_source
 from omni_cli.inputs.text import decode_text, require_content
+from tests.unit.omni_cli.inputs.media_samples import sound, tone
 
 
 def test_a_relative_path_means_what_it_means_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@ import sys
 
 import numpy as np
 import pytest
-from media_samples import clip, picture, tone
 from PIL import Image
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.decode import decode_audio, decode_video
 from omni_cli.inputs.limits import InputLimits
+from tests.unit.omni_cli.inputs.media_samples import clip, picture, tone
 
 
 def ramp(count: int = 20, height: int = 48, width: int = 64) -> np.ndarray:
