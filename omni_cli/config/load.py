@@ -6,12 +6,11 @@ Must not ask whether the values fit together or the machine: that is the planner
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from omni_cli.config.compose import Composition, compose
 from omni_cli.config.files import KeyPath
 from omni_cli.config.folders import config_folders
 from omni_cli.config.keys import KeyTree
@@ -22,6 +21,9 @@ from omni_cli.config.schema import OmniConfig
 from omni_cli.errors import ConfigError
 from stages.models import registry
 from stages.models.registry import FamilyContract
+
+if TYPE_CHECKING:
+    from omni_cli.config.compose import Composition
 
 REQUEST_EDGE = "request"
 T = TypeVar("T")
@@ -41,7 +43,7 @@ class LoadedConfig:
     options_node: str
     recipe: str
     pipeline: str
-    origins: Composition
+    origins: "Composition"
     keys: KeyTree
 
 
@@ -57,6 +59,8 @@ def load_config(
 
     `config_dirs` are the user's own folders; None takes those of the environment.
     """
+    from omni_cli.config.compose import compose  # brings Hydra, which no `--help` shall wait for
+
     composition = compose(words, recipe, config_folders() if config_dirs is None else config_dirs, library)
     values = dict(composition.values)
     family = _family(composition, contracts)
@@ -83,7 +87,7 @@ def load_config(
     )
 
 
-def _family(composition: Composition, contracts: Contracts) -> FamilyContract:
+def _family(composition: "Composition", contracts: Contracts) -> FamilyContract:
     pipeline = composition.values.get("pipeline")
     name = pipeline.get("family") if isinstance(pipeline, Mapping) else None
     try:

@@ -7,10 +7,11 @@ pass as references, only final outputs and input media go through the two ports 
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime import events
+from omni_cli.runtime.flight import Flight
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import (
     OUTPUT_ENDED,
@@ -24,7 +25,7 @@ from omni_cli.runtime.lifecycle import (
 from omni_cli.runtime.media_gate import MediaGate, is_media
 from omni_cli.runtime.processes import OutputPort
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
-from omni_cli.runtime.router import Route, Router
+from omni_cli.runtime.router import Router
 from omni_cli.runtime.stage_pool import NoReplica, StagePool
 from stages.errors import ErrorInfo, PayloadTooLarge, describe
 from stages.events import (
@@ -38,18 +39,9 @@ from stages.events import (
 )
 from stages.lease import Lease as SlotLease
 from stages.messages import Cancel, Command, Deliver, Reclaim, Sampling, StageRequest, StreamMessage, Submit, Turn
-from stages.payload import Payload
+from stages.payload import Payload, PayloadRef
 
 log = logging.getLogger("omni.runtime")
-
-
-@dataclass(slots=True)
-class Flight:
-    """A request in flight: what was asked for, its way, and when its time is up (ns, None for never)."""
-
-    request: OmniRequest
-    route: Route
-    deadline_ns: int | None = None
 
 
 class Orchestrator:
@@ -213,9 +205,7 @@ class Orchestrator:
     def _output_produced(self, process: str, event: OutputProduced) -> None:
         uid = event.uid
         wanted = self._lifecycle.requests[uid].state not in REQUEST_ENDED
-        payload = None
-        if event.ref is not None:
-            payload = self._read_output(process, event) if wanted else None
+        payload = self._read_output(process, event.ref) if wanted and event.ref is not None else None
         if event.lease is not None:
             self._emit(events.LeaseRead(t_ns=self._clock(), uid=uid, lease=event.lease))
             self._reclaim(event.lease)
@@ -236,10 +226,9 @@ class Orchestrator:
         if event.eos:
             self._finish_output(uid, event.modality, "empty" if event.reason == "empty" else "finished")
 
-    def _read_output(self, process: str, event: OutputProduced) -> Payload:
+    def _read_output(self, process: str, ref: PayloadRef) -> Payload:
         """The payload with bytes of its own: the slot goes back at once."""
-        assert event.ref is not None
-        payload = self._output_ports[process].get(event.ref)
+        payload = self._output_ports[process].get(ref)
         tensors = tuple(replace(t, data=memoryview(bytes(t.data))) for t in payload.tensors)
         return Payload(tensors=tensors, meta=payload.meta)
 

@@ -130,3 +130,20 @@ def check_trace(run: Path, cwd: Path) -> None:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
+
+
+_SCRIPT = """#!{python}
+import sys
+from omni_cli.app import main
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+
+
+def console_script(folder: Path) -> Path:
+    """Writes `omni` into a new folder, in the words that pip writes for `project.scripts`; returns its path."""
+    folder.mkdir()
+    script = folder / "omni"
+    script.write_text(_SCRIPT.format(python=sys.executable), encoding="utf-8")
+    script.chmod(0o755)
+    return script
