@@ -32,10 +32,10 @@ from omni_cli.plan.devices import visible_devices
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import CONTROL, Listener, RunFinished, RunStarted
+from omni_cli.runtime.events import CONTROL, Listener, RunFinished
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.request import OutputChunk
-from omni_cli.trace.codec import SCHEMA
+from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
 
 EXIT_FAILED = 1
@@ -165,7 +165,7 @@ def _run_tasks(
             stack.callback(display.close)
             listeners.append(display)
         listener = Fanout(*listeners)
-        listener(CONTROL, _run_started(state, run_id))
+        listener(CONTROL, run_started(plan, run_id, state.started_at))
         live_slots = 0
         try:
             running = LocalLauncher(plan, specs, listener=listener).start()
@@ -188,21 +188,6 @@ def _recorder(state: RunState, stack: ExitStack) -> Recorder:
     recorder = Recorder(path)
     stack.callback(recorder.close)
     return recorder
-
-
-def _run_started(state: RunState, run_id: str) -> RunStarted:
-    plan = state.plan
-    return RunStarted(
-        t_ns=time.monotonic_ns(),
-        schema=SCHEMA,
-        run_id=run_id,
-        recipe=state.recipe,
-        plan_digest=plan.digest,
-        stages=tuple(stage.name for stage in plan.stages),
-        edges=tuple((e.producer, e.consumer, e.mode) for stage in plan.stages for e in stage.inputs),
-        outputs=tuple(plan.outputs.items()),
-        wall_time=state.started_at.isoformat(),
-    )
 
 
 async def _drive(

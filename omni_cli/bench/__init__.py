@@ -1,0 +1,1 @@
+"""What `omni bench` measures, and how: workloads, figures, reports. The verbs only choose and print."""

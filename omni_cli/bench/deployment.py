@@ -1,0 +1,62 @@
+"""Stage processes for the time of a measurement, with a trace or without."""
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+
+from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.running import RunningStages
+from omni_cli.launch.signals import Interrupts
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.plan.spec import stage_specs
+from omni_cli.runtime.events import CONTROL, Listener, RunFinished
+from omni_cli.runtime.fanout import Fanout
+from omni_cli.trace.frame import run_started
+from omni_cli.trace.recorder import Recorder
+from stages.config import StageSpec
+from stages.worker.bootstrap import RunStage
+
+
+@contextmanager
+def started(
+    plan: ExecutionPlan,
+    specs: Sequence[StageSpec],
+    interrupts: Interrupts,
+    *,
+    listener: Listener,
+    run_stage: RunStage | None = None,
+) -> Iterator[RunningStages]:
+    """The plan's processes, ready; stopped on leaving. `run_stage` replaces the worker."""
+    running = LocalLauncher(plan, specs, listener=listener, on_progress=lambda line: None, run_stage=run_stage).start()
+    interrupts.register(running)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@contextmanager
+def plain(plan: ExecutionPlan, interrupts: Interrupts) -> Iterator[tuple[RunningStages, Listener]]:
+    """As `omni run trace.enabled=false` has it: events are made, and nobody listens."""
+    listener = Fanout()
+    with started(plan, stage_specs(plan, secrets.token_hex(4)), interrupts, listener=listener) as running:
+        yield running, listener
+
+
+@contextmanager
+def traced(plan: ExecutionPlan, interrupts: Interrupts, path: Path) -> Iterator[tuple[RunningStages, Listener]]:
+    """As `omni run` has it: the trace is whole once this is left."""
+    run_id = secrets.token_hex(4)
+    recorder = Recorder(path)
+    try:
+        listener = Fanout(recorder)
+        listener(CONTROL, run_started(plan, run_id, datetime.now().astimezone()))
+        with started(plan, stage_specs(plan, run_id), interrupts, listener=listener) as running:
+            yield running, listener
+        live_slots = running.stop()  # counted by the first call
+        listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=recorder.events))
+    finally:
+        recorder.close()

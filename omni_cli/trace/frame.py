@@ -1,0 +1,23 @@
+"""The first line of a trace: which run and which plan it is of."""
+
+import time
+from datetime import datetime
+
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.events import RunStarted
+from omni_cli.trace.codec import SCHEMA
+
+
+def run_started(plan: ExecutionPlan, run_id: str, started_at: datetime) -> RunStarted:
+    """The event, stamped now; `started_at` is the run's wall time."""
+    return RunStarted(
+        t_ns=time.monotonic_ns(),
+        schema=SCHEMA,
+        run_id=run_id,
+        recipe=plan.recipe,
+        plan_digest=plan.digest,
+        stages=tuple(stage.name for stage in plan.stages),
+        edges=tuple((e.producer, e.consumer, e.mode) for stage in plan.stages for e in stage.inputs),
+        outputs=tuple(plan.outputs.items()),
+        wall_time=started_at.isoformat(),
+    )
