@@ -44,6 +44,19 @@ class ModelSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageTuning:
+    """How a stage does its work: deploy keys that change its speed, never its result. None: no meaning to the stage."""
+
+    step_tokens: int | None = None
+    kv_block_tokens: int | None = None
+    first_chunk_frames: int | None = None
+    chunk_frames: int | None = None
+    decode: Literal["exact", "transformers"] | None = None
+    compile: Literal["none", "layers"] | None = None
+    graphs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageSpec:
     """One replica of one stage. `devices` are physical ids for CUDA_VISIBLE_DEVICES; empty means CPU."""
 
@@ -61,6 +74,7 @@ class StageSpec:
     inputs: tuple[EdgeSpec, ...]
     consumers: tuple[EdgeSpec, ...]
     outputs: tuple[str, ...]
+    tuning: StageTuning = StageTuning()
     options: object = None  # the family's own options (contract.options), e.g. init delays of `synthetic`
     log_level: int = 20
 

@@ -69,6 +69,20 @@ class StageDeployConfig(ConfigModel):
     """A replica that is not ready by then ends the start."""
     threads: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
     """CPU threads of each replica's process."""
+    step_tokens: Annotated[int, Strict(), Field(ge=1, le=1 << 20)] | None = None
+    """Tokens that one step of an llm_ar stage computes at most; longer prompts are prefilled in chunks."""
+    kv_block_tokens: Annotated[int, Strict(), Field(ge=1, le=1024)] | None = None
+    """Tokens in one block of the KV cache."""
+    first_chunk_frames: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
+    """Frames of a request's first piece of audio: fewer are heard sooner."""
+    chunk_frames: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
+    """Frames of every later piece of audio."""
+    decode: Literal["exact", "transformers"] | None = None
+    """`exact`: a waveform as if decoded in one pass; `transformers`: the seams of its 300-frame chunks, for parity."""
+    compile: Literal["none", "layers"] | None = None
+    """`layers`: torch.compile for each decoder layer."""
+    graphs: Flag | None = None
+    """Replay captured CUDA graphs; of no use on the CPU."""
     inputs: Mapping[str, EdgeConfig] = Field(default_factory=dict)
     """Settings of the edge from each producer; `request` is the edge that carries a request's media in."""
     output: EdgeConfig = Field(default_factory=EdgeConfig)

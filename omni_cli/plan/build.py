@@ -16,6 +16,7 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.plan.placement import Placement, place
+from omni_cli.plan.tuning import tuned, tuning_problems
 from stages.config import EdgeMode
 from stages.errors import StageError
 from stages.messages import REQUEST
@@ -45,6 +46,7 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
     problems += _setting_problems(graph, loaded)
     placements, misplaced = place(graph.stages, config.deploy, family, inventory)
     problems += misplaced
+    problems += _tuning_problems(graph, loaded, placements)
     model, found = _model(loaded, on_gpu=bool(placements) and all(p.replicas[0] for p in placements.values()))
     problems += found
     if not problems:
@@ -83,6 +85,13 @@ def _setting_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
         if setting.output != EdgeConfig() and all(output == TEXT for output in contract.outputs):
             message = f"has no effect: `{name}` produces no final media; leave it out"
             yield Problem(key=f"deploy.stages.{name}.output", message=message)
+
+
+def _tuning_problems(graph: Graph, loaded: LoadedConfig, placements: Mapping[str, Placement]) -> Iterator[Problem]:
+    for name in graph.stages:
+        setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
+        on_gpu = name in placements and bool(placements[name].replicas[0])
+        yield from tuning_problems(name, loaded.family, setting, on_gpu=on_gpu)
 
 
 def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Problem]]:
@@ -186,6 +195,7 @@ def _assemble(
             memory_fraction=placements[name].memory_fraction,
             startup_timeout_s=settings[name].startup_timeout_s,
             threads=settings[name].threads,
+            tuning=tuned(family.stages[name], settings[name], on_gpu=bool(placements[name].replicas[0])),
             inputs=tuple(inputs),
             consumers=tuple(consumers),
             outputs=outputs,

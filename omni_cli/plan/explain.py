@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from omni_cli.config.keys import item_type
 from omni_cli.config.load import LoadedConfig
 from omni_cli.plan.model import EdgePlan, ExecutionPlan
+from omni_cli.plan.tuning import KEYS
 from stages.messages import REQUEST
 
 PLANNER = "planner"
@@ -73,6 +74,9 @@ def _planned(plan: ExecutionPlan) -> Iterator[tuple[str, Any]]:
         key = f"deploy.stages.{stage.name}"
         yield f"{key}.devices", [list(replica.devices) for replica in stage.replicas]
         yield f"{key}.max_batch", stage.max_batch
+        for name in KEYS:
+            if (value := getattr(stage.tuning, name)) is not None:
+                yield f"{key}.{name}", value
         if stage.memory_fraction:
             yield f"{key}.memory_fraction", stage.memory_fraction
         for edge in (*stage.inputs, *(edge for edge in stage.consumers if edge.consumer == REQUEST)):

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.config import EdgeMode, ExecutionType
+from stages.config import EdgeMode, ExecutionType, StageTuning
 from stages.messages import REQUEST
 
 
@@ -51,7 +51,7 @@ class ReplicaPlan(PlanModel):
 
 
 class StagePlan(PlanModel):
-    """One stage: its replicas, its capacity, its edges in both directions."""
+    """One stage: its replicas, its capacity, how it works, its edges in both directions."""
 
     name: str
     execution_type: ExecutionType
@@ -60,6 +60,7 @@ class StagePlan(PlanModel):
     memory_fraction: float
     startup_timeout_s: float
     threads: int
+    tuning: StageTuning = StageTuning()
     inputs: tuple[EdgePlan, ...]
     consumers: tuple[EdgePlan, ...]
     outputs: tuple[str, ...]

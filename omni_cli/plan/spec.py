@@ -68,6 +68,7 @@ def stage_spec(
         inputs=tuple(_edge(edge, rings(edge, _writers(plan, edge))) for edge in inputs),
         consumers=tuple(_edge(edge, rings(edge, (replica,))) for edge in planned.consumers),
         outputs=planned.outputs,
+        tuning=planned.tuning,
         options=plan.options,
         log_level=log_level,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Protocol
 
-from stages.config import EdgeMode, ExecutionType, StageSpec
+from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
 from stages.runners.base import ModelRunner
 
 # short name -> package below stages.models with `contract.py` (CONTRACT) and `stage.py` (build_runner)
@@ -15,9 +15,14 @@ _PACKAGES = {"synthetic": "synthetic", "synthetic_dag": "synthetic", "qwen3_omni
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputContract:
-    """How a stage may be fed by one producer: the modes it offers, the preferred one first."""
+    """How a stage may be fed by one producer: the modes it offers, the preferred one first.
+
+    On an incremental edge a row at position p > 0 may run if more than p + `lookahead_units` units have come, or the
+    end; the first row needs one unit.
+    """
 
     modes: tuple[EdgeMode, ...]
+    lookahead_units: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,7 @@ class StageContract:
     `max_batch` is the largest batch its runner takes, None for no limit. `max_units_a_row` is the most units that one
     row of an `llm_generation` step gives it, None for all that are there. `memory_share` is the stage's need of device
     memory relative to the family's other stages, for a deployment that leaves the fractions to the planner.
+    `tuning` has the defaults of the deploy keys that mean something to the stage; those that are None do not.
     """
 
     execution_type: ExecutionType
@@ -39,6 +45,7 @@ class StageContract:
     tensor_parallel: bool = False
     max_batch: int | None = None
     max_units_a_row: int | None = None
+    tuning: StageTuning = field(default_factory=StageTuning)
     memory_share: float = 1.0
 
 

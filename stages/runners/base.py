@@ -7,7 +7,7 @@ from stages.errors import ErrorInfo
 from stages.events import FinishReason
 from stages.messages import StageRequest
 from stages.payload import Payload
-from stages.schedulers.base import Row
+from stages.schedulers.base import KVCapacity, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,14 @@ class Output:
 class RowResult:
     """What one row did. `finished` ends the request in this stage: its streams and outputs end with this row.
 
-    A row with `error` failed alone; the other rows of the step stand.
+    A row with `error` failed alone; the other rows of the step stand. `tokens` is how many of the row's tokens were
+    computed, where that is not all of them (None: all, or none where the row did fewer units than it was given): with
+    0 tokens and 0 units a row has done something else first, an encoder's work, and is offered again.
     """
 
     uid: int
     units: int
+    tokens: int | None = None
     finished: FinishReason | None = None
     emissions: tuple[Emission, ...] = ()
     outputs: tuple[Output, ...] = ()
@@ -70,6 +73,25 @@ class ModelRunner(Protocol):
     def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
         """A message of an input stream: read, converted, copied where it is kept. The payload's memory is gone after
         the call returns. This is the stage input processor's place."""
+        ...
+
+    def prompt_tokens(self, uid: int) -> int:
+        """The length of the request's prompt in the stage's own sequence, at least 1. Asked once, as soon as the input
+        contract is satisfied. Raises RequestRefused for a prompt that is too long for the model."""
+        ...
+
+    def kv_capacity(self) -> KVCapacity | None:
+        """The KV cache that the stage has, after `load`; None for a stage without one."""
+        ...
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        """The KV blocks of these requests were taken back. Called before the step that may give them to others; the
+        requests keep what they have generated and are prefilled again, from a row with `start` 0."""
+        ...
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """What the last step ran, as (name, count) pairs for the step event: graph replays, kernels, frames of
+        context. It proves which path a step took; empty where there is only one."""
         ...
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:

@@ -7,14 +7,14 @@ incremental input, or that input's end: who is ahead of its producer waits, and 
 from collections.abc import Mapping
 
 from stages.schedulers.base import Row, SchedulerOutput
-from stages.schedulers.streams import Entry, StreamScheduler, take
+from stages.schedulers.streams import NO_LOOKAHEAD, Entry, StreamScheduler, take
 
 
 class ARScheduler(StreamScheduler):
     """One row is one unit; a step mixes prefill and decode rows of up to `max_batch` requests."""
 
-    def __init__(self, max_batch: int) -> None:
-        super().__init__(max_batch)
+    def __init__(self, max_batch: int, *, lookahead: Mapping[str, int] = NO_LOOKAHEAD) -> None:
+        super().__init__(max_batch, lookahead)
         self._waiting: dict[int, Entry] = {}  # ready, without a place
         self._running: dict[int, Entry] = {}  # with a place; least recently run first
 
@@ -32,12 +32,7 @@ class ARScheduler(StreamScheduler):
             return None
         for entry in chosen:
             entry.in_flight = True
-        return SchedulerOutput(
-            rows=tuple(
-                Row(uid=e.uid, phase="decode" if e.position else "prefill", position=e.position, units=1)
-                for e in chosen
-            )
-        )
+        return SchedulerOutput(rows=tuple(_row(entry) for entry in chosen))
 
     def _admit(self) -> None:
         """Gives free places to those who wait, whether or not they have credit now: a place is a turn at it."""
@@ -55,3 +50,10 @@ class ARScheduler(StreamScheduler):
     def _forget(self, uid: int) -> None:
         self._waiting.pop(uid, None)
         self._running.pop(uid, None)
+
+
+def _row(entry: Entry) -> Row:
+    if not entry.position:
+        return Row(uid=entry.uid, phase="prefill", position=0, units=1, tokens=entry.prompt)
+    start = entry.prompt + entry.position - 1
+    return Row(uid=entry.uid, phase="decode", position=entry.position, units=1, start=start, tokens=1)

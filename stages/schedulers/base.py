@@ -16,27 +16,53 @@ Phase = Literal["prefill", "decode", "forward", "denoise"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A request's share of the next step: from `position`, at most `units` of the stage's own units."""
+    """A request's share of the next step: from `position`, at most `units` of the stage's own units.
+
+    Of `llm_ar`: the request's sequence is its prompt and then the tokens that it has generated. The row computes
+    `tokens` of it, from index `start`: 1 for decode, a chunk for prefill. Only the chunk that reaches the end of the
+    sequence has a unit, the next token. `blocks` are the KV blocks that are given to the request with this row; they
+    go behind those that it has. A row with `start` 0 starts anew: what the request had before is not its own any more.
+    """
 
     uid: int
     phase: Phase
     position: int
     units: int
+    start: int = 0
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
+    """The next step. The KV blocks of the requests in `preempted` were taken back before it: each of them will see its
+    prompt and its generated tokens prefilled again, from `start` 0, and produces nothing until the last chunk."""
+
     rows: tuple[Row, ...]
+    preempted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowProgress:
-    """What became of a row: `units` done, `finished` with a reason, or `failed`."""
+    """What became of a row: `units` done, `finished` with a reason, or `failed`.
+
+    `tokens` is how many of the row's tokens were computed; None is all of them, or none for a row that did fewer units
+    than it was given.
+    """
 
     uid: int
     units: int
+    tokens: int | None = None
     finished: FinishReason | None = None
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KVCapacity:
+    """The KV cache of a stage: `blocks` of `block_tokens` tokens each, numbered from 0."""
+
+    blocks: int
+    block_tokens: int
 
 
 class Scheduler(Protocol):
@@ -48,6 +74,13 @@ class Scheduler(Protocol):
 
     def extend(self, uid: int, producer: str, units: int, eos: bool) -> bool:
         """An input stream has grown by `units`. True the first time that the input contract is satisfied by it."""
+        ...
+
+    def size(self, uid: int, tokens: int) -> None:
+        """Says how long the prompt is, in tokens of the stage's sequence, once the input contract is satisfied.
+
+        Raises RequestRefused for a prompt that can never fit, with the numbers and the key.
+        """
         ...
 
     def abort(self, uid: int) -> None:

@@ -7,14 +7,16 @@ finish. A row that did nothing is not offered again before its input has grown.
 from collections.abc import Mapping
 
 from stages.schedulers.base import Row, SchedulerOutput
-from stages.schedulers.streams import UNLIMITED, Entry, StreamScheduler, take
+from stages.schedulers.streams import NO_LOOKAHEAD, UNLIMITED, Entry, StreamScheduler, take
 
 
 class GenerationScheduler(StreamScheduler):
     """Up to `max_batch` rows a step, of at most `max_units` units each (None: all that are there)."""
 
-    def __init__(self, max_batch: int, max_units: int | None = None) -> None:
-        super().__init__(max_batch)
+    def __init__(
+        self, max_batch: int, max_units: int | None = None, *, lookahead: Mapping[str, int] = NO_LOOKAHEAD
+    ) -> None:
+        super().__init__(max_batch, lookahead)
         if max_units is not None and max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
         self._max_units = max_units or UNLIMITED

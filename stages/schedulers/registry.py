@@ -1,15 +1,30 @@
 """The scheduler of each execution type."""
 
-from stages.config import ExecutionType
+from collections.abc import Mapping
+
+from stages.config import ExecutionType, StageTuning
 from stages.schedulers.ar import ARScheduler
-from stages.schedulers.base import Scheduler
+from stages.schedulers.base import KVCapacity, Scheduler
 from stages.schedulers.generation import GenerationScheduler
+from stages.schedulers.streams import NO_LOOKAHEAD
 
 
-def create_scheduler(execution_type: ExecutionType, max_batch: int, max_units_a_row: int | None = None) -> Scheduler:
-    """`max_units_a_row` bounds the rows of `llm_generation`. Raises ValueError for a type without a scheduler."""
+def create_scheduler(
+    execution_type: ExecutionType,
+    max_batch: int,
+    max_units_a_row: int | None = None,
+    *,
+    tuning: StageTuning | None = None,
+    kv: KVCapacity | None = None,
+    lookahead: Mapping[str, int] = NO_LOOKAHEAD,
+) -> Scheduler:
+    """`max_units_a_row` bounds the rows of `llm_generation`; `kv` is what the runner has, None for a stage without KV;
+    `lookahead` has the input contract's `lookahead_units` by producer.
+
+    Raises ValueError for a type without a scheduler.
+    """
     if execution_type == "llm_ar":
-        return ARScheduler(max_batch)
+        return ARScheduler(max_batch, lookahead=lookahead)
     if execution_type == "llm_generation":
-        return GenerationScheduler(max_batch, max_units_a_row)
+        return GenerationScheduler(max_batch, max_units_a_row, lookahead=lookahead)
     raise ValueError(f"no scheduler for execution type {execution_type!r}; there are llm_ar and llm_generation")

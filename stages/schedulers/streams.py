@@ -6,12 +6,14 @@ Subclasses own the order in which requests run. Nothing here knows time, tensors
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from stages.config import EdgeMode
 from stages.messages import StageRequest
 from stages.schedulers.base import RowProgress
 
 UNLIMITED = sys.maxsize
+NO_LOOKAHEAD: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -19,6 +21,7 @@ class Stream:
     """One input stream of a request, as far as it has arrived."""
 
     mode: EdgeMode
+    lookahead: int = 0
     units: int = 0
     eos: bool = False
 
@@ -33,34 +36,42 @@ class Entry:
     uid: int
     consumers: tuple[str, ...]
     streams: dict[str, Stream]
+    prompt: int = 1
     limit: int = 0
     position: int = 0
     ready: bool = False
     in_flight: bool = False
 
     def reach(self) -> int:
-        """A complete stream holds everything back until its end, an incremental one what lies beyond it."""
+        """A complete stream holds everything back until its end, an incremental one what lies beyond it (and beyond
+        its last `lookahead` units, as long as they may be the last)."""
         limit = UNLIMITED
         for stream in self.streams.values():
-            if not stream.eos:
-                limit = min(limit, stream.units if stream.mode == "incremental" else 0)
+            if stream.eos:
+                continue
+            if stream.mode == "complete":
+                return 0
+            # the first row needs one unit, the row at position p more than p + lookahead of them
+            limit = min(limit, max(stream.units - stream.lookahead, min(stream.units, 1)))
         return limit
 
 
 class StreamScheduler:
     """Tracks requests and their input streams."""
 
-    def __init__(self, max_batch: int) -> None:
+    def __init__(self, max_batch: int, lookahead: Mapping[str, int] = NO_LOOKAHEAD) -> None:
+        """`lookahead` is the input contract's `lookahead_units` by producer, 0 where it is not named."""
         if max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {max_batch}")
         self._max_batch = max_batch
+        self._lookahead = lookahead
         self._entries: dict[int, Entry] = {}
 
     def add(self, request: StageRequest, modes: Mapping[str, EdgeMode]) -> bool:
         """Raises ValueError for a uid that is here already, KeyError for an input without a mode."""
         if request.uid in self._entries:
             raise ValueError(f"request {request.uid} is in this stage already")
-        streams = {producer: Stream(modes[producer]) for producer in request.inputs}
+        streams = {p: Stream(modes[p], self._lookahead.get(p, 0)) for p in request.inputs}
         entry = Entry(request.uid, request.consumers, streams)
         self._entries[request.uid] = entry
         return self._reconsider(entry)
@@ -74,6 +85,12 @@ class StreamScheduler:
         stream.units += units
         stream.eos = eos
         return self._reconsider(entry)
+
+    def size(self, uid: int, tokens: int) -> None:
+        """Raises KeyError for an unknown request, ValueError for a prompt without a token."""
+        if tokens < 1:
+            raise ValueError(f"the prompt of request {uid} has {tokens} tokens")
+        self._entries[uid].prompt = tokens
 
     def _reconsider(self, entry: Entry) -> bool:
         entry.limit = entry.reach()

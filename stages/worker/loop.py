@@ -162,6 +162,8 @@ class StageWorker:
             if not active.scheduled:
                 active.scheduled = True
                 self._emit(Scheduled(uid=row.uid, t_ns=start))
+        if output.preempted:
+            self._runner.preempt(output.preempted)
         results = self._execute(output.rows)
         self._emit(
             StepDone(
@@ -177,7 +179,8 @@ class StageWorker:
         self._steps += 1
         self._scheduler.update(
             tuple(
-                RowProgress(uid=r.uid, units=r.units, finished=r.finished, failed=r.error is not None) for r in results
+                RowProgress(uid=r.uid, units=r.units, tokens=r.tokens, finished=r.finished, failed=r.error is not None)
+                for r in results
             )
         )
         for result in results:
@@ -224,12 +227,10 @@ class StageWorker:
             self._outputs.open(request)
             self._runner.begin(request)
             active.begun = True
-            ready = self._scheduler.add(request, self._modes)
+            if self._scheduler.add(request, self._modes):
+                self._ready(uid)
         except Exception as error:
             self._fail(uid, error)
-            return
-        if ready:
-            self._emit(InputReady(uid=uid, t_ns=self._clock()))
 
     def _deliver(self, message: StreamMessage) -> None:
         uid = message.uid
@@ -237,9 +238,14 @@ class StageWorker:
             if self._inputs.deliver(message) and self._scheduler.extend(
                 uid, message.producer, message.units, message.eos
             ):
-                self._emit(InputReady(uid=uid, t_ns=self._clock()))
+                self._ready(uid)
         except Exception as error:
             self._fail(uid, error)
+
+    def _ready(self, uid: int) -> None:
+        """The input contract is satisfied. Raises RequestRefused if the prompt can never run here."""
+        self._scheduler.size(uid, self._runner.prompt_tokens(uid))
+        self._emit(InputReady(uid=uid, t_ns=self._clock()))
 
     def _cancel(self, uid: int) -> None:
         if uid in self._requests:

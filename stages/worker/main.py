@@ -11,6 +11,7 @@ import time
 from stages.config import StageSpec
 from stages.connectors.registry import open_reader, open_writer
 from stages.models.registry import build_runner, contract
+from stages.schedulers.base import KVCapacity, Scheduler
 from stages.schedulers.registry import create_scheduler
 from stages.worker.channel import Inbox, Outbox
 from stages.worker.logs import forward_logs
@@ -26,8 +27,6 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     numbers = itertools.count(spec.generation << 32)
     readers = {edge.producer: open_reader(edge) for edge in spec.inputs}
     writers = {edge.consumer: open_writer(edge, spec.process, numbers) for edge in spec.consumers}
-    stage = contract(spec.family).stages[spec.stage]
-    scheduler = create_scheduler(spec.execution_type, spec.max_batch, stage.max_units_a_row)
     start = time.monotonic_ns()
     runner = build_runner(spec)
     facts = runner.load()
@@ -35,8 +34,9 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     runner.warm_up()
     ready = time.monotonic_ns()
     seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
+    scheduler = _scheduler(spec, runner.kv_capacity())
     worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
-    worker.ready(os.getpid(), (*facts, *seconds))
+    worker.ready(os.getpid(), (*facts, *_kv_facts(runner.kv_capacity()), *seconds))
     try:
         worker.run(inbox, outbox)
     except ParentGone:
@@ -47,3 +47,21 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
             reader.close()
         for writer in writers.values():
             writer.close()
+
+
+def _scheduler(spec: StageSpec, kv: KVCapacity | None) -> Scheduler:
+    stage = contract(spec.family).stages[spec.stage]
+    return create_scheduler(
+        spec.execution_type,
+        spec.max_batch,
+        stage.max_units_a_row,
+        tuning=spec.tuning,
+        kv=kv,
+        lookahead={producer: found.lookahead_units for producer, found in stage.inputs.items()},
+    )
+
+
+def _kv_facts(kv: KVCapacity | None) -> tuple[tuple[str, str], ...]:
+    if kv is None:
+        return ()
+    return (("kv_blocks", str(kv.blocks)), ("kv_block_tokens", str(kv.block_tokens)))

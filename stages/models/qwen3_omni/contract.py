@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stages.config import StageTuning
 from stages.errors import CheckpointError
 from stages.models.checkpoint import read_json, weight_problems
 from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
@@ -22,6 +23,7 @@ _MEDIA_BYTES = 256 << 20
 # default ring is twice as large and bfloat16 half, so that four times as many pass.
 _MEDIA_TOKENS = 4096
 _COMPLETE = InputContract(modes=("complete",))
+_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, compile="none", graphs=True)
 
 # Any one file of a line will do.
 _TEXT_FILES = (
@@ -98,15 +100,20 @@ CONTRACTS: Mapping[str, FamilyContract] = {
     "qwen3_omni": FamilyContract(
         name="qwen3_omni",
         stages={
-            "thinker": StageContract(execution_type="llm_ar", outputs=("text",), sampled=True, memory_share=8),
+            "thinker": StageContract(
+                execution_type="llm_ar", outputs=("text",), sampled=True, memory_share=8, tuning=_LANGUAGE
+            ),
             "talker": StageContract(
-                execution_type="llm_ar", inputs={"thinker": _COMPLETE}, sampled=True, memory_share=2
+                execution_type="llm_ar", inputs={"thinker": _COMPLETE}, sampled=True, memory_share=2, tuning=_LANGUAGE
             ),
             "code2wav": StageContract(
                 execution_type="llm_generation",
                 inputs={"talker": _COMPLETE},
                 outputs=("audio",),
                 max_units_a_row=CHUNK_FRAMES,
+                tuning=StageTuning(
+                    first_chunk_frames=4, chunk_frames=25, decode="transformers", compile="none", graphs=True
+                ),
             ),
         },
         media=("image", "audio", "video"),

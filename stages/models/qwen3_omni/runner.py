@@ -16,7 +16,7 @@ from stages.messages import StageRequest
 from stages.models.qwen3_omni.modules import Source, read_config
 from stages.payload import Payload
 from stages.runners.base import RowResult
-from stages.schedulers.base import Row
+from stages.schedulers.base import KVCapacity, Row
 
 State = TypeVar("State")
 
@@ -52,6 +52,18 @@ class StageRunner(ABC, Generic[State]):
 
     def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
         self._take(self._states[uid], payload, eos)
+
+    def prompt_tokens(self, uid: int) -> int:
+        return 1
+
+    def kv_capacity(self) -> KVCapacity | None:
+        return None
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        """Without a paged cache there is nothing to take back."""
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        return ()
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         with torch.inference_mode():

@@ -13,6 +13,7 @@ Every edge can be fed whole or piece by piece, and gives the same result either 
 
 from collections.abc import Mapping
 
+from stages.config import StageTuning
 from stages.models.registry import FamilyContract, InputContract, StageContract
 from stages.models.synthetic.options import DagOptions, SyntheticOptions
 
@@ -24,7 +25,9 @@ _EITHER = InputContract(modes=("incremental", "complete"))
 
 def _language(*producers: str, outputs: tuple[str, ...] = ()) -> StageContract:
     inputs = dict.fromkeys(producers, _EITHER)
-    return StageContract(execution_type="llm_ar", inputs=inputs, outputs=outputs, sampled=True)
+    return StageContract(
+        execution_type="llm_ar", inputs=inputs, outputs=outputs, sampled=True, tuning=StageTuning(step_tokens=2048)
+    )
 
 
 def _codec(*producers: str, output: str) -> StageContract:

@@ -115,6 +115,18 @@ class SyntheticRunner(ABC, Generic[S]):
         except Exception as error:
             return RowResult(uid=row.uid, units=0, error=describe(error, self._stage))
 
+    def prompt_tokens(self, uid: int) -> int:
+        return 1
+
+    def kv_capacity(self) -> None:
+        return None
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        """There is no KV to lose."""
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        return ()
+
     def end(self, uid: int) -> None:
         del self._states[uid]
 

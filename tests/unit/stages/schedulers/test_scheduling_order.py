@@ -84,6 +84,36 @@ def test_ar_waits_for_text_and_never_runs_ahead_of_it():
         ran(scheduler, (0, 1))
 
 
+@pytest.mark.parametrize("lookahead", [0, 1, 3])
+def test_lookahead_holds_back_what_may_be_the_last_unit(lookahead):
+    scheduler = ARScheduler(1, lookahead={"a": lookahead})
+    scheduler.add(request(0, ("a",)), {"a": "incremental"})
+    assert scheduler.extend(0, "a", 1, False)
+    assert rows(scheduler) == [(0, 0, 1)], "the first row needs one unit"
+    ran(scheduler, (0, 1))
+    for units in range(2, 2 + lookahead):
+        scheduler.extend(0, "a", 1, False)
+        assert rows(scheduler) == [], f"{units} units have come"
+    scheduler.extend(0, "a", 1, False)
+    assert rows(scheduler) == [(0, 1, 1)]
+    ran(scheduler, (0, 1))
+    assert rows(scheduler) == []
+    scheduler.extend(0, "a", 0, True)
+    assert rows(scheduler) == [(0, 2, 1)]
+
+
+def test_ar_rows_say_which_tokens_of_the_sequence_they_compute():
+    scheduler = ARScheduler(1)
+    scheduler.add(request(0), {})
+    scheduler.size(0, 5)
+    computed = []
+    for _ in range(3):
+        (row,) = scheduler.schedule({}, NONE).rows
+        computed.append((row.start, row.tokens))
+        ran(scheduler, (0, 1))
+    assert computed == [(0, 5), (5, 1), (6, 1)]
+
+
 def test_a_complete_stream_is_waited_for_to_its_end():
     scheduler = ARScheduler(1)
     scheduler.add(request(0, ("a", "b")), {"a": "complete", "b": "incremental"})

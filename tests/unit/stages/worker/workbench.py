@@ -66,6 +66,8 @@ class ScriptedRunner:
     steps: list = field(default_factory=list)
     refuse: dict = field(default_factory=dict)
     feed_error: dict = field(default_factory=dict)
+    prompts: dict = field(default_factory=dict)
+    preempted: list = field(default_factory=list)
 
     def load(self):
         return (("device", "none"),)
@@ -83,6 +85,18 @@ class ScriptedRunner:
         if uid in self.feed_error:
             raise self.feed_error[uid]
         self.fed.append((uid, producer, b"".join(bytes(t.data) for t in payload.tensors), eos))
+
+    def prompt_tokens(self, uid):
+        return self.prompts.get(uid, 1)
+
+    def kv_capacity(self):
+        return None
+
+    def preempt(self, uids):
+        self.preempted.append(uids)
+
+    def counters(self):
+        return ()
 
     def execute(self, rows):
         assert {row.uid for row in rows} <= self.alive

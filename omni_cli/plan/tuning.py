@@ -1,0 +1,39 @@
+"""How each stage works: the deploy keys of `StageTuning`, over the defaults that the family's contract gives."""
+
+import dataclasses
+from collections.abc import Iterator
+
+from omni_cli.config.report import Problem
+from omni_cli.config.schema import StageDeployConfig
+from stages.config import StageTuning
+from stages.models.registry import FamilyContract, StageContract
+
+KEYS = tuple(field.name for field in dataclasses.fields(StageTuning))
+
+
+def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) -> StageTuning:
+    """The keys in effect. CUDA graphs are off on the CPU, whatever the contract's default."""
+    given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
+    found = dataclasses.replace(contract.tuning, **given)
+    return found if on_gpu or found.graphs is None else dataclasses.replace(found, graphs=False)
+
+
+def tuning_problems(
+    name: str, family: FamilyContract, setting: StageDeployConfig, *, on_gpu: bool
+) -> Iterator[Problem]:
+    """Keys that mean nothing to the stage, and values that it cannot follow."""
+    defaults = family.stages[name].tuning
+    useful = [key for key in KEYS if getattr(defaults, key) is not None]
+    for key in KEYS:
+        if getattr(setting, key) is not None and key not in useful:
+            others = f"it takes {', '.join(useful)}" if useful else "it takes none of its kind"
+            message = f"has no effect: `{name}` of family `{family.name}` has no use for it ({others}); leave it out"
+            yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
+    if setting.graphs and "graphs" in useful and not on_gpu:
+        message = f"is true, but `{name}` runs on the CPU, where there are no CUDA graphs; leave it out"
+        yield Problem(key=f"deploy.stages.{name}.graphs", message=message)
+    if setting.step_tokens is not None and setting.max_batch is not None and setting.step_tokens < setting.max_batch:
+        message = (
+            f"is {setting.step_tokens}, less than max_batch={setting.max_batch}: a step has a token for each request"
+        )
+        yield Problem(key=f"deploy.stages.{name}.step_tokens", message=message)

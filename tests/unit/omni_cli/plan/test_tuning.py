@@ -1,0 +1,47 @@
+import pytest
+
+from omni_cli.errors import PlanError
+from omni_cli.plan.spec import stage_spec
+from stages.config import StageTuning
+from stages.models.registry import StageContract
+from tests.unit.omni_cli.plan.fakes import family, plan_weights
+
+LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, compile="none", graphs=True)
+STAGES = {**family().stages, "thinker": StageContract(execution_type="llm_ar", outputs=("text",), tuning=LANGUAGE)}
+
+
+def planned(*words, gpus=0):
+    return plan_weights(*words, gpus=gpus, stages=STAGES)
+
+
+def refusal(*words, gpus=0) -> str:
+    with pytest.raises(PlanError) as caught:
+        planned(*words, gpus=gpus)
+    return str(caught.value)
+
+
+def test_the_contract_gives_the_defaults_and_the_deployment_changes_them():
+    found = planned("deploy.stages.thinker={step_tokens: 50, compile: layers}", gpus=1)
+    expected = StageTuning(step_tokens=50, kv_block_tokens=16, compile="layers", graphs=True)
+    assert found.stage("thinker").tuning == expected
+    assert stage_spec(found, "thinker", 0, "r").tuning == expected
+    assert found.stage("talker").tuning == StageTuning()
+
+
+def test_there_are_no_graphs_on_the_cpu():
+    assert planned().stage("thinker").tuning.graphs is False
+    assert "runs on the CPU" in refusal("deploy.stages.thinker.graphs=true")
+    assert planned("deploy.stages.thinker.graphs=true", gpus=1).stage("thinker").tuning.graphs is True
+
+
+@pytest.mark.parametrize("word", ["step_tokens=9", "kv_block_tokens=8", "first_chunk_frames=1", "decode=exact"])
+def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
+    key = f"deploy.stages.talker.{word.partition('=')[0]}"
+    message = refusal(f"deploy.stages.talker.{word}")
+    assert key in message
+    assert "no use for it (it takes none of its kind)" in message
+    assert "it takes step_tokens, kv_block_tokens, compile, graphs" in refusal("deploy.stages.thinker.chunk_frames=3")
+
+
+def test_a_step_has_a_token_for_each_request():
+    assert "less than max_batch=9" in refusal("deploy.stages.thinker={step_tokens: 8, max_batch: 9}")
