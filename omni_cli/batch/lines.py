@@ -1,13 +1,17 @@
 """A batch file: one JSON object a line, each a request. A bad line is a failed task; a bad file is refused."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from omni_cli.batch.task import Task, make_task
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import InputError
+from omni_cli.inputs.limits import MIB, InputLimits
 from omni_cli.inputs.text import decode_text
+
+_LIMITS = InputLimits(max_text_bytes=1024 * MIB)  # of the file; a line is as long as it needs
 
 
 def read_tasks(path: str, loaded: LoadedConfig) -> tuple[Task, ...]:
@@ -15,33 +19,55 @@ def read_tasks(path: str, loaded: LoadedConfig) -> tuple[Task, ...]:
 
     Raises InputError if the file cannot be read, or no line of it is a valid request.
     """
-    text = decode_text(Path(path), label=f"batch file {Path(path).absolute()}")
-    tasks: list[Task] = []
-    taken: set[str] = set()
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            tasks.append(_task(line, f"{path}:{number}", f"line-{number}", loaded, taken))
-            taken.add(tasks[-1].request_id)
+    text = decode_text(Path(path), label=f"batch file {Path(path).absolute()}", limits=_LIMITS)
+    lines = {number: line for number, line in enumerate(text.split("\n"), start=1) if line.strip()}
+    values = {number: _parse(line) for number, line in lines.items()}
+    names = _names(values)
+    taken = set(names.values())
+    first: dict[str, int] = {}
+    tasks = []
+    for number, value in values.items():
+        name, where = names[number], f"{path}:{number}"
+        if name in first:
+            error = InputError(f"id {name!r} stands on line {first[name]} already", param="id")
+            tasks.append(Task(request_id=_free(f"line-{number}", taken), where=where, error=error))
+        else:
+            first[name] = number
+            tasks.append(_task(value, where, name, loaded))
     if all(task.error is not None for task in tasks):
         problems = "\n".join(f"  {task.where}: {task.error}" for task in tasks[:10])
         raise InputError(f"{path}: no line is a valid request\n{problems}" if tasks else f"{path}: holds no request")
     return tuple(tasks)
 
 
-def _task(line: str, where: str, default_id: str, loaded: LoadedConfig, taken: set[str]) -> Task:
-    request_id = default_id
+def _names(values: Mapping[int, object]) -> dict[int, str]:
+    """What each request is called: by its own id, else by its line, in no other request's way."""
+    given = {
+        number: value["id"]
+        for number, value in values.items()
+        if isinstance(value, dict) and isinstance(value.get("id"), str) and value["id"]
+    }
+    taken = set(given.values())
+    return {number: given.get(number) or _free(f"line-{number}", taken) for number in values}
+
+
+def _free(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "-"
+    return name
+
+
+def _task(value: object, where: str, name: str, loaded: LoadedConfig) -> Task:
     try:
-        checked = request_line(_parse(line), loaded)
-        if checked.id in taken:
-            raise InputError(f"id {checked.id!r} stands on an earlier line already", param="id")
-        request_id = checked.id or default_id
-        return make_task(checked, loaded, request_id=request_id, where=where, keep=False)
+        if isinstance(value, InputError):
+            raise value
+        return make_task(request_line(value, loaded), loaded, request_id=name, where=where, keep=False)
     except InputError as error:
-        return Task(request_id=request_id, where=where, error=error)
+        return Task(request_id=name, where=where, error=error)
 
 
 def _parse(line: str) -> object:
-    """JSON with every key once: of two, json would silently take the last."""
+    """A line's value, or the InputError that it is. Of two equal keys json would silently take the last."""
 
     def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(pairs)
@@ -52,5 +78,9 @@ def _parse(line: str) -> object:
 
     try:
         return json.loads(line, object_pairs_hook=once)
+    except InputError as error:
+        return error
     except ValueError as error:
-        raise InputError(f"is not JSON: {error}") from error
+        return InputError(f"is not JSON: {error}")
+    except RecursionError:
+        return InputError("is nested too deep")

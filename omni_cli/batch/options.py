@@ -81,6 +81,9 @@ class RunOptions:
         texts = [name for name in given if name in ("--prompt", "--prompt-file", "--messages")]
         if len(texts) > 1:
             raise ConfigError(f"{' and '.join(texts)} are both given; keep one")
+        for name, folder in (("out", self.out), ("resume", self.resume)):
+            if folder == "":
+                raise ConfigError(f"--{name} is empty; name a folder")
         if self.out is not None and self.resume is not None:
             raise ConfigError("--out and --resume are both given; --resume writes into the run that it resumes")
 
@@ -112,3 +115,5 @@ def _messages(path: str) -> Any:
         return json.loads(decode_text(Path(path), label=label))
     except ValueError as error:
         raise InputError(f"{label}: is not JSON: {error}") from error
+    except RecursionError:
+        raise InputError(f"{label}: is nested too deep") from None

@@ -6,6 +6,7 @@ Paths are relative to the working directory of the shell. Nothing is fetched; te
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
@@ -123,7 +124,7 @@ def _turn(builder: _Builder, message: object, label: str) -> ChatMessage:
     fields = _fields(message, label, ("role", "content"))
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
-        raise _refuse(f"{label}.role", f"is {role!r}, not one of {', '.join(ROLES)}")
+        raise _refuse(f"{label}.role", f"is {shortened(role)}, not one of {', '.join(ROLES)}")
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list) or not content:
@@ -135,7 +136,7 @@ def _turn(builder: _Builder, message: object, label: str) -> ChatMessage:
 def _part(builder: _Builder, part: object, label: str) -> Part:
     if not isinstance(part, dict) or part.get("type") not in KINDS:
         kind = part.get("type") if isinstance(part, dict) else part
-        raise _refuse(f"{label}.type", f"is {kind!r}, not one of {', '.join(KINDS)}")
+        raise _refuse(f"{label}.type", f"is {shortened(kind)}, not one of {', '.join(KINDS)}")
     kind = part["type"]
     value = _fields(part, label, ("type", kind)).get(kind)
     if not isinstance(value, str):
