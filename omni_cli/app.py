@@ -14,9 +14,10 @@ from types import FrameType
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from omni_cli.errors import OmniError
+from omni_cli import streams
+from omni_cli.errors import ConfigError, OmniError
 
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED = 1, 130, 141, 143
 
@@ -65,7 +66,21 @@ class _Verbs(TyperGroup):
         command = typer.main.get_command(import_module(VERBS[name].module).app)
         command.name = name
         command.params = [param for param in command.params if param.name not in _TYPER_COMPLETION]
+        if isinstance(command, TyperCommand):
+            _refuse_doubles(command, ctx, rest)
         return name, command, rest
+
+
+def _refuse_doubles(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+    """Of an option that is given twice, click would silently take the last. Raises ConfigError."""
+    parser = command.make_parser(ctx)
+    parser.allow_interspersed_args = command.allow_interspersed_args  # that of `ctx` is for verbs
+    parser.ignore_unknown_options = True  # found out where the command is run
+    _, _, order = parser.parse_args(args=list(args))
+    for param in order:
+        single = isinstance(param, TyperOption) and not param.multiple and not param.is_flag
+        if single and sum(other is param for other in order) > 1:
+            raise ConfigError(f"{param.opts[-1]} is given twice; keep one")
 
 
 app = typer.Typer(
@@ -106,10 +121,11 @@ def _root(
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs a command line and exits: 0 done, 1 failed, 2 refused, 130 interrupted, 143 terminated."""
-    _speak_utf8()
+    streams.prepare()
     signal.signal(signal.SIGTERM, _terminated)
     args = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(_run(args))
+    code = _run(args)
+    sys.exit(_unwritten(error, code) if (error := streams.settle()) else code)
 
 
 def _run(args: list[str]) -> int:
@@ -121,16 +137,20 @@ def _run(args: list[str]) -> int:
         app(args, prog_name="omni")
     except OmniError as error:
         return _fail(str(error), error.exit_code)
-    except BrokenPipeError:
-        return _reader_gone()
+    except BrokenPipeError as error:
+        return _unwritten(error)
     except KeyboardInterrupt:
         return _fail("interrupted", EXIT_INTERRUPTED)
     except SystemExit as ending:
         # Typer turns a broken pipe into exit code 1, which here would say that something failed.
-        return _reader_gone() if isinstance(ending.__context__, BrokenPipeError) else _finished(ending.code)
+        if isinstance(ending.__context__, BrokenPipeError):
+            return _unwritten(ending.__context__)
+        return ending.code if isinstance(ending.code, int) else EXIT_FAILED if ending.code else 0
     except Exception as error:
         if os.environ.get("OMNI_TRACEBACK"):
             raise
+        if isinstance(error, OSError) and (failure := streams.settle()):
+            return _unwritten(failure)
         return _fail(
             f"internal error: {type(error).__name__}: {error} (OMNI_TRACEBACK=1 shows where; please report it)",
             EXIT_FAILED,
@@ -138,36 +158,19 @@ def _run(args: list[str]) -> int:
     return 0
 
 
-def _finished(code: object) -> int:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return _reader_gone()
-    return code if isinstance(code, int) else EXIT_FAILED if code else 0
-
-
 def _fail(message: str, code: int) -> int:
-    try:
-        sys.stdout.flush()
-        print(f"omni: {message}", file=sys.stderr)
-    except BrokenPipeError:
-        _reader_gone()
+    streams.put(sys.stdout, "")
+    streams.say(f"omni: {message}")
     return code
 
 
-def _reader_gone() -> int:
-    """Whoever read the output has left (`| head -1`): say nothing, also when Python flushes at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return EXIT_PIPE
+def _unwritten(error: OSError, code: int = 0) -> int:
+    """What was asked for could not be delivered. Nothing is said to a reader that has left (`| head -1`)."""
+    streams.silence(sys.stdout)
+    if isinstance(error, BrokenPipeError):
+        return code or EXIT_PIPE
+    return _fail(f"stdout: cannot be written: {error.strerror}", code or EXIT_FAILED)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
     raise SystemExit(EXIT_TERMINATED)
-
-
-def _speak_utf8() -> None:
-    """UTF-8 on all three streams, whatever the locale says; file names that are not UTF-8 survive the round trip."""
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        reconfigure = getattr(stream, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(encoding="utf-8", errors="backslashreplace" if stream is sys.stderr else "surrogateescape")

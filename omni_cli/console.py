@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from omni_cli.errors import OmniError
+
 _STAGE = "omni.stage."
 
 
@@ -23,7 +25,10 @@ class _Formatter(logging.Formatter):
 
 @contextmanager
 def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
-    """Inside, everything from INFO up goes to stderr (with `quiet` only warnings) and, all of it, to the file."""
+    """Inside, everything from INFO up goes to stderr (with `quiet` only warnings) and, all of it, to the file.
+
+    An error that ends what is inside goes to the file alone: on the screen the command's last line says it.
+    """
     root = logging.getLogger("omni")
     screen = logging.StreamHandler(sys.stderr)
     screen.setLevel(logging.WARNING if quiet else logging.INFO)
@@ -39,6 +44,10 @@ def logging_to(path: Path | None, *, quiet: bool) -> Iterator[None]:
         root.addHandler(handler)
     try:
         yield
+    except OmniError as error:
+        for handler in handlers[1:]:
+            handler.handle(root.makeRecord("omni", logging.ERROR, "", 0, str(error), (), None))
+        raise
     finally:
         for handler in handlers:
             root.removeHandler(handler)

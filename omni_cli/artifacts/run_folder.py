@@ -44,6 +44,8 @@ class RunFolder:
     def claim(cls, path: Path) -> "RunFolder":
         """The very folder that the user named: it must be absent or empty. Raises ConfigError, ArtifactError."""
         path = Path(os.path.abspath(path))
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{path}: is no folder: name one that is empty or absent")
         make_folder(path)
         try:
             occupied = any(path.iterdir())

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TextIO
 
+from omni_cli import streams
 from omni_cli.runtime.events import (
     Event,
     RequestCancelled,
@@ -88,5 +89,4 @@ class ProgressDisplay:
         self._draw("\r\x1b[2K" if self._terminal else "", "\n")
 
     def _draw(self, start: str, end: str) -> None:
-        self._stream.write(start + self._progress.line() + end)
-        self._stream.flush()
+        streams.put(self._stream, start + self._progress.line() + end)

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,14 +16,15 @@ from omni_cli.artifacts.records import ResultRecord
 from omni_cli.artifacts.results import finished
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.artifacts.writer import ArtifactWriter
+from omni_cli.batch.answer import Answer
 from omni_cli.batch.delivery import Delivery
 from omni_cli.batch.driver import BatchDriver
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.progress import Progress, ProgressDisplay
 from omni_cli.batch.task import Task
-from omni_cli.config.load import load_config
+from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.console import logging_to
-from omni_cli.errors import ConfigError
+from omni_cli.errors import ArtifactError, ConfigError
 from omni_cli.launch.launcher import LocalLauncher
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
@@ -34,7 +34,7 @@ from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import CONTROL, Listener, RunFinished
 from omni_cli.runtime.fanout import Fanout
-from omni_cli.runtime.request import OutputChunk
+from omni_cli.streams import say
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
 
@@ -52,6 +52,7 @@ class RunState:
     results: dict[str, ResultRecord] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     dead: dict[str, str] = field(default_factory=dict)
+    unshown: OSError | None = None  # why the answer could not be shown on stdout; the files have it
 
     def manifest(self, status: str) -> Manifest:
         running = status == "running"
@@ -71,25 +72,43 @@ class RunState:
         return [record for record in self.results.values() if record.status != "finished"]
 
 
+def judge(words: Sequence[str], options: RunOptions) -> tuple[LoadedConfig, ExecutionPlan, tuple[Task, ...]]:
+    """Everything that can be found wrong before anything is written or started. Raises OmniError with exit code 2."""
+    loaded = load_config(words)
+    tasks = options.tasks(loaded)
+    wanted = sorted({output for task in tasks for output in task.outputs})
+    plan = build_plan(loaded, visible_devices(), wanted)
+    tasks = tuple(task.checked(plan) for task in tasks)
+    if options.input is None and tasks[0].error is not None:
+        raise tasks[0].error
+    return loaded, plan, tasks
+
+
 def run_once(words: Sequence[str], options: RunOptions) -> int:
     """The whole of `omni run` but for sweeps; returns the exit code. Raises OmniError for what is refused."""
     with Interrupts() as interrupts:
-        loaded = load_config(words)
-        tasks = options.tasks(loaded)
-        wanted = sorted({output for task in tasks for output in task.outputs})
-        plan = build_plan(loaded, visible_devices(), wanted)
-        tasks = tuple(task.checked(plan) for task in tasks)
-        if options.input is None and tasks[0].error is not None:
-            raise tasks[0].error
+        loaded, plan, tasks = judge(words, options)
         started_at = datetime.now().astimezone()
-        folder = _folder(options, loaded.recipe, started_at)
-        state = RunState(recipe=loaded.recipe, plan=plan, folder=folder, started_at=started_at)
-        with ArtifactWriter(folder) as writer, logging_to(folder.path / "run.log", quiet=options.quiet):
-            todo = _todo(tasks, state) if options.resume else tasks
-            with _manifest(writer, state):
-                if todo:
-                    _run_tasks(todo, tasks, state, options, writer, interrupts, trace=loaded.config.trace.enabled)
+        with ExitStack() as stack:
+            with _refused_if_not_writable():
+                folder = _folder(options, loaded.recipe, started_at)
+                state = RunState(recipe=loaded.recipe, plan=plan, folder=folder, started_at=started_at)
+                writer = stack.enter_context(ArtifactWriter(folder))
+                stack.enter_context(logging_to(folder.path / "run.log", quiet=options.quiet))
+                todo = _todo(tasks, state) if options.resume else tasks
+                stack.enter_context(_manifest(writer, state))
+            if todo:
+                _run_tasks(todo, tasks, state, options, writer, interrupts, trace=loaded.config.trace.enabled)
     return _conclude(state, tasks, options)
+
+
+@contextmanager
+def _refused_if_not_writable() -> Iterator[None]:
+    """Before anything is started, a folder that cannot be written is a refusal."""
+    try:
+        yield
+    except ArtifactError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _folder(options: RunOptions, recipe: str, started_at: datetime) -> RunFolder:
@@ -204,12 +223,13 @@ async def _drive(
     def on_result(record: ResultRecord) -> None:
         state.results[record.request_id] = record
 
+    answer = Answer()
     async with OmniEngine(plan, running, listener=listener) as engine:  # type: ignore[arg-type]
         driver = BatchDriver(
             engine,
             Delivery(writer, plan.outputs),
             window=2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries),
-            on_chunk=_show_text if options.input is None else lambda task, chunk: None,
+            on_chunk=lambda task, chunk: answer.take(chunk) if options.input is None else None,
             on_result=on_result,
         )
         work = asyncio.ensure_future(driver.run(todo))
@@ -220,35 +240,36 @@ async def _drive(
             except asyncio.CancelledError:
                 interrupts.check()
                 raise
+            finally:
+                answer.close()
+                state.unshown = answer.lost
         state.dead = dict(engine.dead)
-
-
-def _show_text(task: Task, chunk: OutputChunk) -> None:
-    """The answer of a single request, on stdout as it comes."""
-    if chunk.modality == "text":
-        sys.stdout.write(chunk.text + ("\n" if chunk.eos else ""))
-        sys.stdout.flush()
 
 
 def _conclude(state: RunState, tasks: Sequence[Task], options: RunOptions) -> int:
     """Says where everything is and what failed; the exit code."""
-    say = sys.stderr.write
     for warning in state.warnings:
-        say(f"warning: {warning}\n")
+        say(f"warning: {warning}")
+    places = {task.request_id: task.where for task in tasks if options.input is not None}
     for record in state.results.values():
+        place = places.get(record.request_id)
         for warning in (*record.warnings, *(w for artifact in record.artifacts for w in artifact.warnings)):
-            say(f"warning: {record.request_id}: {warning}\n")
+            say(f"warning: {place or record.request_id}: {warning}")
         for artifact in record.artifacts:
             if artifact.state == "empty":
-                say(f"{record.request_id}: no {artifact.output}: the stage finished without any (finished: empty)\n")
+                say(
+                    f"{place or record.request_id}: no {artifact.output}: "
+                    "the stage finished without any (finished: empty)"
+                )
         if record.error is not None:
-            say(f"{record.status}: {record.error.message}\n")
+            say(f"{record.status}: {f'{place}: ' if place else ''}{record.error.message}")
     if state.failed:
-        say(f"{len(state.failed)} of {len(tasks)} requests failed\n")
+        say(f"{len(state.failed)} of {len(tasks)} requests failed")
+    if state.unshown is not None:
+        say(f"stdout: cannot be written: {state.unshown.strerror}; the text is in the run's folder")
     if not options.quiet:
-        with contextlib.suppress(ValueError):
-            say(f"files: {_shown(state.folder.path)}\n")
-    return EXIT_FAILED if state.failed or state.dead else 0
+        say(f"files: {_shown(state.folder.path)}")
+    return EXIT_FAILED if state.failed or state.dead or state.unshown else 0
 
 
 def _shown(path: Path) -> str:

@@ -14,6 +14,7 @@ from omni_cli.config.load import load_config
 from omni_cli.config.overrides import expand_sweep
 from omni_cli.errors import ConfigError
 from omni_cli.launch.signals import Interrupts
+from omni_cli.streams import say
 
 STATUS = {0: "finished", 1: "failed", 2: "refused"}
 
@@ -34,8 +35,8 @@ def run_sweep(words: Sequence[str], options: RunOptions) -> int:
             code = _run_job(job, options, folder.path / f"job-{number}")
             statuses.append({"job": number, "overrides": list(job), "status": STATUS.get(code, f"exit code {code}")})
             write_text(folder.path / "sweep.json", json.dumps(statuses, indent=2) + "\n")
-            sys.stderr.write(f"job {number} of {len(jobs)}: {statuses[-1]['status']}: {' '.join(job)}\n")
-    sys.stderr.write(f"files: {folder.path}\n")
+            say(f"job {number} of {len(jobs)}: {statuses[-1]['status']}: {' '.join(job)}")
+    say(f"files: {folder.path}")
     return 0 if all(status["status"] == "finished" for status in statuses) else 1
 
 

@@ -35,8 +35,10 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     ready = time.monotonic_ns()
     seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
     scheduler = _scheduler(spec, runner.kv_capacity())
+    known = (*facts, *_kv_facts(runner.kv_capacity()), *seconds)
+    log.info("loaded: %s", ", ".join(f"{name} {value}" for name, value in known))
     worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
-    worker.ready(os.getpid(), (*facts, *_kv_facts(runner.kv_capacity()), *seconds))
+    worker.ready(os.getpid(), known)
     try:
         worker.run(inbox, outbox)
     except ParentGone:
