@@ -40,6 +40,7 @@ class StageProcess:
         self._exit_code: int | None = None
         self.told = False  # somebody has taken it on to report the death
         self.failure: ProcessFailed | None = None  # it has said that it gives up
+        self.given_up = False  # it does not answer
         self._poll = select.poll()
         self._poll.register(reader, select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
@@ -128,6 +129,9 @@ class StageProcess:
         """Whoever asks has taken it on to report the death (`told`): the launcher then does not report it again."""
         self.told = True
         return self.ending()
+
+    def give_up(self) -> None:
+        self.given_up = True
 
     def ending(self) -> str:
         """How it died, for a person; what it said itself comes first."""

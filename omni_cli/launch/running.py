@@ -100,15 +100,21 @@ class RunningStages:
         return self._live_slots
 
     def _descend(self, grace_s: float) -> None:
-        """The ladder: say it, terminate, kill. Each rung is bounded; an empty one is not waited for."""
+        """The ladder: say it, terminate, kill. Each rung is bounded; an empty one is not waited for.
+
+        Who was given up does not hear of the first rung.
+        """
         running = [process for process in self._processes if not process.join(0)]
-        asked = frozenset(process.process for process in running if process.failure is None)
+        told = frozenset(process.process for process in running if process.failure is None)
         if grace_s > 0 and not self._hurry:
             for process in running:
-                _start_thread(_say_stop, process)
                 _start_thread(_drain, process)
-            running = self._running_after(grace_s, running)
-            for process in running:
+                if process.given_up:
+                    process.terminate()
+                else:
+                    _start_thread(_say_stop, process)
+            asked = [process for process in running if not process.given_up]
+            for process in self._running_after(grace_s, asked):
                 log.warning("%s did not stop within %g s and is terminated", process.process, grace_s)
                 process.terminate()
             running = self._running_after(TERMINATE_S, running)
@@ -119,7 +125,7 @@ class RunningStages:
         for process in self._processes:
             cause = process.ending()
             if not process.told:
-                self._tell_death(process.process, cause, expected=process.process in asked)
+                self._tell_death(process.process, cause, expected=process.process in told)
             process.close()
 
     def _running_after(self, timeout_s: float, processes: Sequence[StageProcess]) -> list[StageProcess]:

@@ -25,6 +25,8 @@ from stages.messages import ProcessFailed
 
 log = logging.getLogger("omni.runtime")
 
+ANSWER_S = 1.0  # for a stage to let go of requests that have ended for their callers: nothing is gained by more
+
 
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
@@ -77,14 +79,18 @@ class OmniEngine:
     ) -> None:
         """Cancels what is still in flight, waits for the stages to let go of it, and ends the writer threads.
 
-        The processes are the launcher's to stop, after this.
+        Waits `deploy.drain_timeout_s` if something was in flight, else `ANSWER_S` at most; a process that has not
+        answered by then is given up. The processes are the launcher's to stop, after this.
         """
+        limit_s = self._plan.drain_timeout_s if self._streams else min(ANSWER_S, self._plan.drain_timeout_s)
         for uid in tuple(self._streams):
             self._give_up(uid, "the engine is closing")
         try:
-            await asyncio.wait_for(self._idle.wait(), self._plan.drain_timeout_s)
+            await asyncio.wait_for(self._idle.wait(), limit_s)
         except TimeoutError:
-            log.warning("requests were still in a stage after deploy.drain_timeout_s=%g", self._plan.drain_timeout_s)
+            for process in sorted(self._orchestrator.unanswered()):
+                log.warning("%s has not let go of its requests for %g s and is given up", process, limit_s)
+                self._handles[process].give_up()
         self._closing = True
         if self._timer is not None:
             self._timer.cancel()

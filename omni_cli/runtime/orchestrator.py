@@ -96,6 +96,17 @@ class Orchestrator:
         """Nothing is left of any request, neither here nor in a stage."""
         return not self._flights and not len(self._ledger)
 
+    def unanswered(self) -> frozenset[str]:
+        """The processes that something of a request is still left in."""
+        working = {
+            stage.process
+            for record in self._lifecycle.requests.values()
+            for stage in record.stages.values()
+            if stage.state not in STAGE_ENDED
+        }
+        reading = {holding.reader for holding in self._ledger.live() if holding.reader}
+        return frozenset(working | reading) - self._dead
+
     def next_deadline_ns(self) -> int | None:
         return min((f.deadline_ns for f in self._flights.values() if f.deadline_ns is not None), default=None)
 

@@ -32,6 +32,10 @@ class StageHandle(Protocol):
         """After the end of `receive`: how the process died, for a person (`killed by SIGKILL`, `exit code 3`)."""
         ...
 
+    def give_up(self) -> None:
+        """It no longer answers: at the stop it is not asked first, and not waited for."""
+        ...
+
 
 class MediaPort(Protocol):
     """The control plane's end of the ring that carries decoded media into a first stage."""

@@ -202,6 +202,15 @@ def test_a_stage_that_does_not_stop_is_terminated_then_killed(
     assert all(event.expected for event in heard.of(ProcessDead))
 
 
+def test_a_stage_that_was_given_up_is_terminated_without_being_waited_for(run_id: str) -> None:
+    heard = Heard()
+    specs = fake_specs(run_id, {"talker": Behaviour(stop="ignore")})  # type: ignore[arg-type]
+    running = launcher(specs, fake_plan(drain_timeout_s=3600), heard).start()
+    next(replica for replica in running.replicas if replica.stage == "talker").give_up()
+    running.stop()
+    assert [event.cause for event in heard.of(ProcessDead)] == ["exit code 0", "killed by SIGTERM", "exit code 0"]
+
+
 @pytest.mark.parametrize("how", ["stopped", "deaf"])
 def test_a_stage_that_no_longer_reads_cannot_hold_up_the_stop(
     run_id: str, how: str, monkeypatch: pytest.MonkeyPatch
