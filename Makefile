@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test lint soak golden picture clean
 
 demo: $(STAMP)
-	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?"
+	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
 
 test: $(STAMP) lint
 	$(BIN)/python -m pytest

@@ -8,9 +8,13 @@ from typing import Any, Protocol
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
 from stages.runners.base import ModelRunner
 
-# short name -> package below stages.models with `contract.py` (CONTRACT) and `stage.py` (build_runner)
-FAMILIES = ("synthetic", "synthetic_dag", "qwen3_omni")
-_PACKAGES = {"synthetic": "synthetic", "synthetic_dag": "synthetic", "qwen3_omni": "qwen3_omni"}
+# short name -> package below stages.models with `contract.py` (CONTRACTS) and `stage.py` (build_runner)
+_PACKAGES = {
+    "synthetic": "synthetic",
+    "synthetic_dag": "synthetic",
+    "qwen3_omni": "qwen3_omni",
+}
+FAMILIES = tuple(_PACKAGES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
