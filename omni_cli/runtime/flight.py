@@ -1,9 +1,10 @@
-"""What the orchestrator keeps of a request beside its state in the lifecycle tables. Plain data."""
+"""What the orchestrator keeps of a request beside its state in the lifecycle tables, and asks of each stage."""
 
 from dataclasses import dataclass
 
 from omni_cli.runtime.request import OmniRequest
 from omni_cli.runtime.router import Route
+from stages.messages import Sampling, StageRequest
 
 
 @dataclass(slots=True)
@@ -13,3 +14,18 @@ class Flight:
     request: OmniRequest
     route: Route
     deadline_ns: int | None = None
+
+    def stage_request(self, uid: int, stage: str) -> StageRequest:
+        """What one of its stages is asked to do."""
+        request, way = self.request, self.route.stages[stage]
+        return StageRequest(
+            uid=uid,
+            seed=request.seed,
+            inputs=way.inputs,
+            consumers=way.consumers,
+            outputs=way.outputs,
+            sampling=request.sampling.get(stage, Sampling()),
+            conversation=request.conversation if stage in self.route.entries else (),
+            voice=request.voice,
+            options=request.options,
+        )

@@ -38,7 +38,7 @@ from stages.events import (
     StepReport,
 )
 from stages.lease import Lease as SlotLease
-from stages.messages import Cancel, Command, Deliver, Reclaim, Sampling, StageRequest, StreamMessage, Submit, Turn
+from stages.messages import Cancel, Command, Deliver, Reclaim, StreamMessage, Submit, Turn
 from stages.payload import Payload, PayloadRef
 
 log = logging.getLogger("omni.runtime")
@@ -287,28 +287,12 @@ class Orchestrator:
         return True
 
     def _submit(self, uid: int, stage: str) -> None:
-        flight = self._flights[uid]
-        request, route = flight.request, flight.route.stages[stage]
+        request = self._flights[uid].stage_request(uid, stage)
         process = self._pools[stage].pick(uid)
         self._emit(
-            events.StageSubmitted(t_ns=self._clock(), uid=uid, stage=stage, process=process, waits_for=route.inputs)
+            events.StageSubmitted(t_ns=self._clock(), uid=uid, stage=stage, process=process, waits_for=request.inputs)
         )
-        self._say(
-            process,
-            Submit(
-                request=StageRequest(
-                    uid=uid,
-                    seed=request.seed,
-                    inputs=route.inputs,
-                    consumers=route.consumers,
-                    outputs=route.outputs,
-                    sampling=request.sampling.get(stage, Sampling()),
-                    conversation=request.conversation if stage in flight.route.entries else (),
-                    voice=request.voice,
-                    options=request.options,
-                )
-            ),
-        )
+        self._say(process, Submit(request=request))
 
     def _deliver(self, uid: int, message: StreamMessage) -> None:
         reader = self._lifecycle.requests[uid].stages[message.consumer].process
