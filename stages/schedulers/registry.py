@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from stages.config import ExecutionType, StageTuning
 from stages.schedulers.ar import ARScheduler
 from stages.schedulers.base import KVCapacity, Scheduler
+from stages.schedulers.chunks import Chunking
 from stages.schedulers.generation import GenerationScheduler
 from stages.schedulers.streams import NO_LOOKAHEAD
 
@@ -26,5 +27,18 @@ def create_scheduler(
     if execution_type == "llm_ar":
         return ARScheduler(max_batch, lookahead=lookahead)
     if execution_type == "llm_generation":
-        return GenerationScheduler(max_batch, max_units_a_row, lookahead=lookahead)
+        return GenerationScheduler(
+            max_batch, max_units_a_row, chunks=_chunks(tuning, max_units_a_row), lookahead=lookahead
+        )
     raise ValueError(f"no scheduler for execution type {execution_type!r}; there are llm_ar and llm_generation")
+
+
+def _chunks(tuning: StageTuning | None, most: int | None) -> Chunking | None:
+    """The chunks that a stage's deploy keys ask for, if any; transformers' own decoding has the largest throughout."""
+    if tuning is None or tuning.chunk_frames is None:
+        return None
+    first = tuning.first_chunk_frames or tuning.chunk_frames
+    most = most or max(first, tuning.chunk_frames)
+    if tuning.decode == "transformers":
+        return Chunking(first=most, then=most, most=most)
+    return Chunking(first=first, then=tuning.chunk_frames, most=most)

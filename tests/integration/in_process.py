@@ -4,7 +4,7 @@ Every request of a call is in flight at once, and each stage takes a step in tur
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -49,23 +49,31 @@ class Answered:
 
 
 class Pipeline:
-    """Thinker, talker and code2wav of one checkpoint, loaded."""
+    """Thinker, talker and code2wav of one checkpoint, loaded. `decode` is code2wav's: `transformers` is bitwise."""
 
-    def __init__(self, folder: Path, *, max_batch: int = 4, load_format: str = "auto") -> None:
+    def __init__(
+        self, folder: Path, *, max_batch: int = 4, load_format: str = "auto", decode: str = "transformers"
+    ) -> None:
         declared = contract("qwen3_omni").stages
         self.runners = {}
         self._schedulers = {}
         for name in STAGES:
+            tuning = declared[name].tuning
+            if tuning.decode is not None:
+                tuning = replace(tuning, decode=decode)
             spec = StageSpec(
                 run_id="test", family="qwen3_omni", stage=name, replica=0, generation=0,
                 execution_type=declared[name].execution_type,
                 model=ModelSpec(path=str(folder), load_format=load_format, dtype="float32"),
                 devices=(), max_batch=max_batch, memory_fraction=0.3, threads=1, inputs=(), consumers=(), outputs=(),
+                tuning=tuning,
             )  # fmt: skip
             self.runners[name] = build_runner(spec)
             self.runners[name].load()
             self.runners[name].warm_up()
-            self._schedulers[name] = create_scheduler(spec.execution_type, max_batch, declared[name].max_units_a_row)
+            self._schedulers[name] = create_scheduler(
+                spec.execution_type, max_batch, declared[name].max_units_a_row, tuning=tuning
+            )
 
     def run(self, asked: Sequence[Asked]) -> list[Answered]:
         answers = [Answered() for _ in asked]

@@ -1,32 +1,61 @@
-"""Code2Wav: blocks of codes to a waveform, in the chunks that transformers' `chunked_decode` uses.
+"""Code2Wav in the chunks that transformers' `chunked_decode` uses: the reference that `generate` is compared with.
 
 A chunk depends on nothing but the codes before it, so chunks may be computed in separate steps; joined, they equal
-`chunked_decode` sample by sample (each chunk loses the samples that its transposed convolutions drop at the end).
+`chunked_decode` bit by bit (each chunk loses the samples that its transposed convolutions drop at the end).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from stages.models.qwen3_omni.contract import CHUNK_FRAMES
-
 LEFT_CONTEXT_FRAMES = 25
 
 
-class Code2Wav:
-    """transformers' code2wav, a chunk at a time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Frames [start, end) of a request, to be decoded next. `codes` [frames, groups], on the CPU, has all that came."""
+
+    uid: int
+    codes: torch.Tensor
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeCounts:
+    """What a step's forward calls went through: `frames` of the requests, `padding` that belongs to nobody, `context`
+    frames that had been decoded before."""
+
+    frames: int = 0
+    padding: int = 0
+    context: int = 0
+
+
+class ChunkedDecoder:
+    """A piece at a time, each with its left context decoded again. The pieces have to be transformers' chunks."""
 
     def __init__(self, module: Any, *, device: torch.device) -> None:
         self._module = module
         self._device = device
-        self.samples_per_frame = int(module.total_upsample)
+        self._samples_per_frame = int(module.total_upsample)
 
-    def chunk(self, codes: torch.Tensor, start: int) -> tuple[torch.Tensor, int]:
-        """Decodes frames [start, start + 300) of `codes` [frames, groups]; the samples, float32 on the CPU, and the
-        frame at which the next chunk starts."""
-        end = min(start + CHUNK_FRAMES, len(codes))
-        # The first chunk after the start takes all that is before it, as transformers does.
-        context = LEFT_CONTEXT_FRAMES if start > LEFT_CONTEXT_FRAMES else start
-        window = codes[start - context : end].T[None].to(self._device, torch.long)
-        wave = self._module(window)[..., context * self.samples_per_frame :]
-        return wave.float().reshape(-1).cpu(), end
+    def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]:
+        """The samples of each piece, float32 on the CPU."""
+        contexts = [_context(piece) for piece in pieces]
+        waves = [self._chunk(piece, context) for piece, context in zip(pieces, contexts, strict=True)]
+        return waves, DecodeCounts(frames=sum(p.end - p.start for p in pieces), context=sum(contexts))
+
+    def forget(self, uid: int) -> None:
+        """Nothing is kept between pieces."""
+
+    def _chunk(self, piece: Piece, context: int) -> torch.Tensor:
+        window = piece.codes[piece.start - context : piece.end].T[None].to(self._device, torch.long)
+        wave = self._module(window)[..., context * self._samples_per_frame :]
+        return wave.float().reshape(-1).cpu()
+
+
+def _context(piece: Piece) -> int:
+    # The first chunk after the start takes all that is before it, as transformers does.
+    return LEFT_CONTEXT_FRAMES if piece.start > LEFT_CONTEXT_FRAMES else piece.start

@@ -204,6 +204,9 @@ class GenerationMachine(SchedulerMachine):
         if row.units == 0:
             assert model.over()
             assert model.position >= model.total()
+        self.check_idle(row, model)
+
+    def check_idle(self, row, model):
         grown = (dict(model.units), set(model.ended))
         if row.uid in self.idle:
             assert self.idle.pop(row.uid) != grown, "offered again though nothing has come"
