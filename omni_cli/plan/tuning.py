@@ -9,12 +9,16 @@ from stages.config import StageTuning
 from stages.models.registry import FamilyContract, StageContract
 
 KEYS = tuple(field.name for field in dataclasses.fields(StageTuning))
+CHUNK_KEYS = ("first_chunk_frames", "chunk_frames")
 
 
 def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) -> StageTuning:
-    """The keys in effect. CUDA graphs are off on the CPU, whatever the contract's default."""
+    """The keys in effect. CUDA graphs are off on the CPU, whatever the contract's default, and transformers' decoding
+    has chunks of its own."""
     given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
     found = dataclasses.replace(contract.tuning, **given)
+    if found.decode == "transformers":
+        found = dataclasses.replace(found, **dict.fromkeys(CHUNK_KEYS))
     return found if on_gpu or found.graphs is None else dataclasses.replace(found, graphs=False)
 
 
@@ -32,8 +36,22 @@ def tuning_problems(
     if setting.graphs and "graphs" in useful and not on_gpu:
         message = f"is true, but `{name}` runs on the CPU, where there are no CUDA graphs; leave it out"
         yield Problem(key=f"deploy.stages.{name}.graphs", message=message)
+    yield from _chunk_problems(name, family.stages[name], setting)
     if setting.step_tokens is not None and setting.max_batch is not None and setting.step_tokens < setting.max_batch:
         message = (
             f"is {setting.step_tokens}, less than max_batch={setting.max_batch}: a step has a token for each request"
         )
         yield Problem(key=f"deploy.stages.{name}.step_tokens", message=message)
+
+
+def _chunk_problems(name: str, contract: StageContract, setting: StageDeployConfig) -> Iterator[Problem]:
+    most = contract.max_units_a_row
+    for key in CHUNK_KEYS:
+        value = getattr(setting, key)
+        if value is None or getattr(contract.tuning, key) is None:
+            continue
+        if (setting.decode or contract.tuning.decode) == "transformers":
+            message = f"has no effect with decode=transformers, whose chunks have {most} frames; leave it out"
+            yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
+        elif most is not None and value > most:
+            yield Problem(key=f"deploy.stages.{name}.{key}", message=f"is {value}; at most {most} are decoded at once")

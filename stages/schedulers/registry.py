@@ -35,10 +35,9 @@ def create_scheduler(
 
 def _chunks(tuning: StageTuning | None, most: int | None) -> Chunking | None:
     """The chunks that a stage's deploy keys ask for, if any; transformers' own decoding has the largest throughout."""
+    if tuning is not None and tuning.decode == "transformers" and most is not None:
+        return Chunking(first=most, then=most, most=most)
     if tuning is None or tuning.chunk_frames is None:
         return None
     first = tuning.first_chunk_frames or tuning.chunk_frames
-    most = most or max(first, tuning.chunk_frames)
-    if tuning.decode == "transformers":
-        return Chunking(first=most, then=most, most=most)
-    return Chunking(first=first, then=tuning.chunk_frames, most=most)
+    return Chunking(first=first, then=tuning.chunk_frames, most=most or max(first, tuning.chunk_frames))

@@ -18,6 +18,7 @@ from tests.integration.qwen3_omni_reference import Reference
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING
 
 TEXT_TOKENS, CODEC_TOKENS = 20, 48
+BITWISE = "deploy.stages.code2wav.decode=transformers"
 ask = partial(greedy_request, text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
 
 
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def run(folder: Path) -> EngineRun:
-    plan = build_plan(load_config(["recipe=qwen3_omni", f"model.path={folder}"]), Inventory())
+    plan = build_plan(load_config(["recipe=qwen3_omni", f"model.path={folder}", BITWISE]), Inventory())
     asked = [ask(name, conversation) for name, conversation in CONVERSATIONS.items()]
     asked.append(ask("text alone", CONVERSATIONS["text"], outputs=("text",)))
     asked.append(ask("empty", [("user", [*SILENCING, "both"])]))

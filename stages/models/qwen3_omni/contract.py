@@ -14,7 +14,8 @@ from stages.models.registry import FamilyContract, InputContract, StageContract
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
 CHUNK_FRAMES = 300
-"""Frames that code2wav decodes in one step, and so the largest piece of audio: transformers' `chunked_decode`."""
+"""Frames of a request that code2wav decodes in one step at most, and so the largest piece of audio: as many as
+transformers' `chunked_decode` does."""
 
 MODEL_TYPE = "qwen3_omni_moe"
 # Decoded media of one request: 5 minutes of audio take 19 MB, 64 frames of 720p video 177 MB.
@@ -111,9 +112,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 inputs={"talker": _COMPLETE},
                 outputs=("audio",),
                 max_units_a_row=CHUNK_FRAMES,
-                tuning=StageTuning(
-                    first_chunk_frames=4, chunk_frames=25, decode="transformers", compile="none", graphs=True
-                ),
+                tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", compile="none", graphs=True),
             ),
         },
         media=("image", "audio", "video"),

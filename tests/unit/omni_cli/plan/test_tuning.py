@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from omni_cli.errors import PlanError
@@ -7,7 +9,12 @@ from stages.models.registry import StageContract
 from tests.unit.omni_cli.plan.fakes import family, plan_weights
 
 LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, compile="none", graphs=True)
-STAGES = {**family().stages, "thinker": StageContract(execution_type="llm_ar", outputs=("text",), tuning=LANGUAGE)}
+CODEC = StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", graphs=True)
+STAGES = {
+    **family().stages,
+    "thinker": StageContract(execution_type="llm_ar", outputs=("text",), tuning=LANGUAGE),
+    "code2wav": dataclasses.replace(family().stages["code2wav"], max_units_a_row=300, tuning=CODEC),
+}
 
 
 def planned(*words, gpus=0):
@@ -45,3 +52,20 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
 
 def test_a_step_has_a_token_for_each_request():
     assert "less than max_batch=9" in refusal("deploy.stages.thinker={step_tokens: 8, max_batch: 9}")
+
+
+def test_transformers_decoding_has_chunks_of_its_own():
+    assert planned().stage("code2wav").tuning == dataclasses.replace(CODEC, graphs=False)
+    found = planned("deploy.stages.code2wav.decode=transformers").stage("code2wav").tuning
+    assert found == StageTuning(decode="transformers", graphs=False)
+    message = refusal("deploy.stages.code2wav={decode: transformers, first_chunk_frames: 2}")
+    assert "deploy.stages.code2wav.first_chunk_frames" in message
+    assert "has no effect with decode=transformers" in message
+
+
+@pytest.mark.parametrize("key", ["first_chunk_frames", "chunk_frames"])
+def test_a_chunk_is_decoded_at_once(key):
+    message = refusal(f"deploy.stages.code2wav.{key}=301")
+    assert f"deploy.stages.code2wav.{key}" in message
+    assert "at most 300 are decoded at once" in message
+    assert getattr(planned(f"deploy.stages.code2wav.{key}=300").stage("code2wav").tuning, key) == 300
