@@ -4,7 +4,6 @@ Attention and experts are put in by transformers' own registries; no module is p
 is its cache's; this module must not know requests.
 """
 
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -96,7 +95,7 @@ class PackedDecoder:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, and the hidden states [batch, n, hidden] behind the first `layer` layers, as `output_hidden_states`
         has them: before visual features are added there, and normalised behind the last layer."""
-        layers: Sequence[Any] = self._decoder.layers
+        layers = self._decoder.layers
         if layer == 0:
             return self(embeds, positions, step, **extra), embeds
         if layer == len(layers):
