@@ -15,6 +15,8 @@ from typing import Literal
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.records import ResultRecord, to_json
 
+RunStatus = Literal["running", "finished", "failed", "interrupted"]
+
 SCHEMA_VERSION = 1
 DISTRIBUTION = "omni-stages"
 PACKAGES = (
@@ -48,7 +50,7 @@ class Manifest:
     """The whole run. Times are ISO 8601 with zone; `digests` are SHA-256 by what they are of (plan, ...)."""
 
     recipe: str
-    status: Literal["running", "finished", "failed", "interrupted"]
+    status: RunStatus
     started_at: datetime
     versions: Versions
     finished_at: datetime | None = None

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord, Status
+from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord
 from omni_cli.artifacts.waveform import AudioCollector
 from omni_cli.artifacts.writer import ArtifactWriter
-from omni_cli.batch.task import Task
+from omni_cli.batch.attempt import Attempt
 from omni_cli.errors import ArtifactError, OmniError, StageFailure
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import RequestError
@@ -18,33 +18,25 @@ class Delivery:
         self._writer = writer
         self._stages = stages
 
-    def deliver(
-        self,
-        task: Task,
-        outputs: Mapping[str, OmniOutput],
-        *,
-        error: OmniError | None,
-        status: Status,
-        seed: int | None,
-        metrics: Mapping[str, float],
-    ) -> ResultRecord:
+    def deliver(self, attempt: Attempt) -> ResultRecord:
         """Writes the outputs that have ended. One that cannot be written fails the request, and is named."""
+        task = attempt.task
         artifacts: list[ArtifactRecord] = []
-        for output in outputs.values():
+        for output in attempt.outputs.values():
             if output.reason is None:
                 continue
             try:
                 artifacts.append(self._write(task.request_id, output))
             except (ArtifactError, StageFailure) as failure:
-                error, status = failure, "failed"
+                attempt.fail(failure)
         return self._writer.end_request(
             task.request_id,
-            status,
+            attempt.status,
             artifacts=tuple(artifacts),
-            error=_record(error) if error is not None else None,
-            seed=seed,
+            error=_record(attempt.error) if attempt.error is not None else None,
+            seed=attempt.seed,
             digest=task.digest or None,
-            metrics=metrics,
+            metrics=attempt.metrics,
             warnings=task.notes,
         )
 

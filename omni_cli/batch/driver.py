@@ -4,19 +4,20 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from functools import partial
 
-from omni_cli.artifacts.records import ResultRecord, Status
+from omni_cli.artifacts.records import ResultRecord
+from omni_cli.batch.attempt import Attempt
 from omni_cli.batch.delivery import Delivery
 from omni_cli.batch.task import Task
 from omni_cli.errors import OmniError
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.outputs import OutputAssembler
-from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestError
+from omni_cli.runtime.request import OutputChunk
 
 
 class BatchDriver:
-    """At most `window` requests are admitted at once. `on_chunk(task, chunk)` hears every piece as it comes,
+    """At most `window` requests are admitted at once. `on_chunk(chunk)` hears every piece as it comes,
     `on_result(record)` every end, both in the event loop."""
 
     def __init__(
@@ -25,7 +26,7 @@ class BatchDriver:
         delivery: Delivery,
         *,
         window: int,
-        on_chunk: Callable[[Task, OutputChunk], None],
+        on_chunk: Callable[[OutputChunk], None],
         on_result: Callable[[ResultRecord], None],
     ) -> None:
         self._engine = engine
@@ -49,40 +50,28 @@ class BatchDriver:
 
     async def _work(self, waiting: Iterator[Task]) -> None:
         for task in waiting:
-            await self._one(task)
+            attempt = Attempt(task, time.monotonic)
+            try:
+                await self._drive(attempt)
+                attempt.finish()
+            except OmniError as error:
+                attempt.fail(error)
+            except asyncio.CancelledError:
+                attempt.cancel()
+                raise
+            except Exception as error:
+                attempt.fail(OmniError(f"internal error: {type(error).__name__}: {error}"))
+                raise
+            finally:
+                deliver = self._writing.submit(partial(self._delivery.deliver, attempt))
+                self._on_result(await asyncio.shield(asyncio.wrap_future(deliver)))
 
-    async def _one(self, task: Task) -> None:
-        assembler = OutputAssembler(task.outputs)
-        request: OmniRequest | None = None
-        error: OmniError | None = None
-        status: Status = "failed"
-        start = time.monotonic()
-        metrics: dict[str, float] = {}
-        try:
-            request = task.request()
-            start = time.monotonic()
-            async for chunk in self._engine.generate(request):
-                if chunk.units and f"first_{chunk.modality}_s" not in metrics:
-                    metrics[f"first_{chunk.modality}_s"] = time.monotonic() - start
-                assembler.add(chunk)
-                self._on_chunk(task, chunk)
-            status = "finished"
-        except OmniError as failure:
-            error = failure
-            if isinstance(failure, RequestError) and failure.end.outcome == "cancelled":
-                status = "cancelled"
-        except asyncio.CancelledError:
-            status = "cancelled"
-            raise
-        finally:
-            metrics["total_s"] = time.monotonic() - start
-            write = partial(
-                self._delivery.deliver,
-                task,
-                assembler.outputs,
-                error=error,
-                status=status,
-                seed=request.seed if request is not None else None,
-                metrics=metrics,
-            )
-            self._on_result(await asyncio.shield(asyncio.wrap_future(self._writing.submit(write))))
+    async def _drive(self, attempt: Attempt) -> None:
+        task = attempt.task
+        # What is not kept has media, which take their time to decode: not in the loop that all requests share.
+        request = task.request() if task.keep is not None else await asyncio.to_thread(task.request)
+        attempt.start(request)
+        async with aclosing(self._engine.generate(request)) as chunks:
+            async for chunk in chunks:
+                attempt.add(chunk)
+                self._on_chunk(chunk)

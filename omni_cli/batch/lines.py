@@ -1,15 +1,14 @@
 """A batch file: one JSON object a line, each a request. A bad line is a failed task; a bad file is refused."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
 from omni_cli.batch.task import Task, make_task
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import InputError
 from omni_cli.inputs.limits import MIB, InputLimits
-from omni_cli.inputs.text import decode_text
+from omni_cli.inputs.text import read_text
 
 _LIMITS = InputLimits(max_text_bytes=1024 * MIB)  # of the file; a line is as long as it needs
 
@@ -19,7 +18,7 @@ def read_tasks(path: str, loaded: LoadedConfig) -> tuple[Task, ...]:
 
     Raises InputError if the file cannot be read, or no line of it is a valid request.
     """
-    text = decode_text(Path(path), label=f"batch file {Path(path).absolute()}", limits=_LIMITS)
+    text = read_text(path, "batch file", limits=_LIMITS)
     lines = {number: line for number, line in enumerate(text.split("\n"), start=1) if line.strip()}
     values = {number: _parse(line) for number, line in lines.items()}
     names = _names(values)
@@ -34,10 +33,18 @@ def read_tasks(path: str, loaded: LoadedConfig) -> tuple[Task, ...]:
         else:
             first[name] = number
             tasks.append(_task(value, where, name, loaded))
-    if all(task.error is not None for task in tasks):
-        problems = "\n".join(f"  {task.where}: {task.error}" for task in tasks[:10])
-        raise InputError(f"{path}: no line is a valid request\n{problems}" if tasks else f"{path}: holds no request")
+    require_valid(tasks, path)
     return tuple(tasks)
+
+
+def require_valid(tasks: Sequence[Task], path: str | None) -> None:
+    """Raises InputError if none of the tasks can be run; `path` is the batch file, None for a single request."""
+    if any(task.error is None for task in tasks):
+        return
+    if path is None:
+        raise tasks[0].error or InputError("there is no request")
+    problems = "\n".join(f"  {task.where}: {task.error}" for task in tasks[:10])
+    raise InputError(f"{path}: no line is a valid request\n{problems}" if tasks else f"{path}: holds no request")
 
 
 def _names(values: Mapping[int, object]) -> dict[int, str]:

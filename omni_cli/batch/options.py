@@ -1,9 +1,7 @@
 """The options of `omni run`: spellings of `request.*`, and the request's content, which is never configuration."""
 
 import json
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omni_cli.batch.lines import read_tasks
@@ -11,7 +9,7 @@ from omni_cli.batch.task import Task, make_task
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import ConfigError, InputError
-from omni_cli.inputs.text import decode_text
+from omni_cli.inputs.text import read_text
 
 SINGLE = "request"  # the id of a run's only request
 
@@ -40,7 +38,7 @@ class RunOptions:
         if self.input is not None:
             return read_tasks(self.input, loaded)
         line = request_line(self._line(), loaded)
-        return (make_task(line, loaded, request_id=SINGLE, where="the command line", keep=True),)
+        return (make_task(line, loaded, request_id=SINGLE, where="", keep=True),)
 
     def _settings(self) -> dict[str, Any]:
         modalities = None
@@ -91,7 +89,7 @@ class RunOptions:
         """The one request of the command line, as a line of a batch would say it."""
         prompt = self.prompt
         if self.prompt_file is not None:
-            prompt = self._text(self.prompt_file, "prompt file")
+            prompt = read_text(self.prompt_file, "prompt file")
             prompt = prompt.removesuffix("\n").removesuffix("\r")
         return {
             **self._settings(),
@@ -102,18 +100,11 @@ class RunOptions:
             "videos": list(self.videos),
         }
 
-    @staticmethod
-    def _text(path: str, noun: str) -> str:
-        if path == "-":
-            return decode_text(sys.stdin.buffer.read(), label="stdin")
-        return decode_text(Path(path), label=f"{noun} {Path(path).absolute()}")
-
 
 def _messages(path: str) -> Any:
-    label = f"messages file {Path(path).absolute()}"
     try:
-        return json.loads(decode_text(Path(path), label=label))
+        return json.loads(read_text(path, "messages file"))
     except ValueError as error:
-        raise InputError(f"{label}: is not JSON: {error}") from error
+        raise InputError(f"messages file {path}: is not JSON: {error}") from error
     except RecursionError:
-        raise InputError(f"{label}: is nested too deep") from None
+        raise InputError(f"messages file {path}: is nested too deep") from None

@@ -21,9 +21,9 @@ from omni_cli.runtime.request import OmniRequest, draw_seed
 class Task:
     """A request to be run, or what was wrong with it (`error`).
 
-    `where` is what messages call it (`batch.jsonl:3`). `digest` is the sha256 of what is asked, media included.
-    `media_bytes` is the size of its decoded media. `keep` holds them; without it they are decoded again when its turn
-    comes, so that a long batch does not fill the memory.
+    `where` is where it stands (`batch.jsonl:3`), empty for the request of a command line. `digest` is the sha256 of
+    what is asked, media included. `media_bytes` is the size of its decoded media. `keep` holds them; without it they
+    are decoded again when its turn comes, so that a long batch does not fill the memory.
     """
 
     request_id: str
@@ -46,7 +46,7 @@ class Task:
     def request(self) -> OmniRequest:
         """What the engine takes. Raises the task's own error, or InputError if its media cannot be read any more."""
         if self.error is not None or self.line is None:
-            raise self.error or InputError(f"{self.where}: holds no request")
+            raise self.error or InputError(f"request {self.request_id}: holds nothing")
         settings = self.line.request
         talk = self.keep or converse(self.line)
         return OmniRequest(

@@ -12,11 +12,13 @@ def run(
     words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Configuration, as `omni plan` shows it."),
     prompt: str = typer.Option(None, "--prompt", help="The question, taken to the letter."),
     prompt_file: str = typer.Option(None, "--prompt-file", help="A UTF-8 file that holds it; - is stdin."),
-    messages: str = typer.Option(None, "--messages", help="A JSON file with several turns, instead of a prompt."),
+    messages: str = typer.Option(
+        None, "--messages", help="A JSON file with several turns, instead of a prompt; - is stdin."
+    ),
     image: list[str] = typer.Option([], "--image", help="A picture, before the text; repeatable."),
     audio: list[str] = typer.Option([], "--audio", help="A sound file, before the text; repeatable."),
     video: list[str] = typer.Option([], "--video", help="A video, before the text; repeatable."),
-    input_: str = typer.Option(None, "--input", help="A JSONL file, one request a line."),
+    input_: str = typer.Option(None, "--input", help="A JSONL file, one request a line; - is stdin."),
     modalities: str = typer.Option(None, "--modalities", help="Outputs asked for, as `text,audio`."),
     voice: str = typer.Option(None, "--voice", help="The speaker."),
     seed: int = typer.Option(None, "--seed", help="Keys every random draw."),

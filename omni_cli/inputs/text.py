@@ -3,7 +3,9 @@
 Text is data: it is not stripped, expanded or interpreted here.
 """
 
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.limits import InputLimits
@@ -18,6 +20,14 @@ def decode_text(media: Media, *, label: str | None = None, limits: InputLimits |
         return source.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise source.refuse(f"is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
+
+
+def read_text(path: str, noun: str, *, limits: InputLimits | None = None) -> str:
+    """The text of the file at `path`, which messages call by `noun` and its absolute path; `-` is stdin. Raises
+    InputError."""
+    if path == "-":
+        return decode_text(sys.stdin.buffer.read(), label="stdin", limits=limits)
+    return decode_text(Path(path), label=f"{noun} {Path(path).absolute()}", limits=limits)
 
 
 def require_content(texts: Iterable[str | None], *, media_count: int, label: str) -> None:

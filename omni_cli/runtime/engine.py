@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 
 from omni_cli.errors import InputError
@@ -111,7 +111,7 @@ class OmniEngine:
         if request.request_id in self._uids:
             raise InputError(f"request id {request.request_id!r} is in flight already", param="id")
 
-    async def generate(self, request: OmniRequest) -> AsyncIterator[OutputChunk]:
+    async def generate(self, request: OmniRequest) -> AsyncGenerator[OutputChunk, None]:
         """All pieces of all outputs of a request, as they come. Leaving the iterator early cancels the request.
 
         Raises InputError before anything is scheduled, RequestError if the request fails or is cancelled.

@@ -1,0 +1,44 @@
+"""What is left to do of a run that was begun before: what has not finished, and what is not what it was."""
+
+import json
+import shutil
+
+from omni_cli.artifacts.results import finished
+from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.batch.state import RunState
+from omni_cli.batch.task import Task
+from omni_cli.errors import ConfigError
+from omni_cli.plan.model import ExecutionPlan
+
+
+def remaining(state: RunState) -> list[Task]:
+    """The tasks to run; what is done already stands in the state's results afterwards, a changed request in its
+    warnings. Files of an earlier attempt at what is to be run are removed. Raises ConfigError for another plan."""
+    _require_plan(state.folder, state.plan)
+    done = finished(state.folder)
+    todo = []
+    for task in state.tasks:
+        record = done.get(task.request_id)
+        if record is not None and record.digest == task.digest:
+            state.add(record)
+            continue
+        if record is not None:
+            state.warnings.append(f"request {task.request_id} is not what it was and is done again")
+        shutil.rmtree(state.folder.request_folder(task.request_id), ignore_errors=True)
+        todo.append(task)
+    return todo
+
+
+def _require_plan(folder: RunFolder, plan: ExecutionPlan) -> None:
+    """A run that was killed before it wrote its plan may be resumed with any."""
+    try:
+        digest = json.loads(folder.plan.read_text(encoding="utf-8"))["digest"]
+    except FileNotFoundError:
+        return
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{folder.plan}: cannot be read as the plan of a run: {error}") from error
+    if digest != plan.digest:
+        raise ConfigError(
+            f"{folder.plan}: that run was carried by another plan ({digest[:12]}, not {plan.digest[:12]}); "
+            "resume it with the configuration and the outputs that made it"
+        )

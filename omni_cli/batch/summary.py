@@ -1,0 +1,49 @@
+"""The last lines of `omni run`, for a person: what came out, what failed and why, where everything is."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from omni_cli.artifacts.records import ResultRecord
+from omni_cli.batch.state import RunState
+from omni_cli.streams import say
+
+
+def say_summary(state: RunState, *, quiet: bool) -> None:
+    """On stderr. A run that was cut short says what it takes to end it."""
+    for line in _lines(state):
+        say(line)
+    if not quiet:
+        say(f"files: {shown(state.folder.path)}")
+
+
+def shown(path: Path) -> str:
+    """Relative to the working folder if it lies in it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _lines(state: RunState) -> Iterator[str]:
+    for warning in state.warnings:
+        yield f"warning: {warning}"
+    places = {task.request_id: f"{task.where}: " for task in state.tasks if task.where}
+    for record in state.results.values():
+        yield from _of_request(record, places.get(record.request_id, ""))
+    for process, cause in state.dead.items():
+        yield f"failed: stage process {process} died: {cause}"
+    failed, total = len(state.failed), len(state.tasks)
+    if state.status == "interrupted":
+        done = len(state.results) - failed
+        yield f"interrupted: {done} of {total} requests finished; --resume {shown(state.folder.path)} does the rest"
+    elif failed:
+        yield f"{failed} of {total} requests failed"
+    if state.unshown is not None:
+        yield f"stdout: cannot be written: {state.unshown.strerror}; the text is in the run's folder"
+
+
+def _of_request(record: ResultRecord, place: str) -> Iterator[str]:
+    for warning in (*record.warnings, *(w for artifact in record.artifacts for w in artifact.warnings)):
+        yield f"warning: {place}{warning}"
+    for artifact in record.artifacts:
+        if artifact.state == "empty":
+            yield f"{place}request {record.request_id} has no {artifact.output}: nothing came (finished: empty)"
+    if record.error is not None:
+        yield f"{record.status}: {place}{record.error.message}"
