@@ -1,16 +1,17 @@
 """Drives the three Qwen3-Omni stages in one process: real schedulers, real runners, payloads as bytes, no transport.
 
-Every request of a call is in flight at once, and each stage takes a step in turn.
+Every request of a call is in flight at once, and each stage takes a step in turn. Edges are complete or incremental,
+as in a worker.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from stages.config import ModelSpec, StageSpec
+from stages.config import EdgeMode, ModelSpec, StageSpec
 from stages.connectors.gather import gather
 from stages.errors import ErrorInfo, RequestRefused, describe
 from stages.messages import ChatMessage, Part, Sampling, StageRequest
@@ -48,47 +49,76 @@ class Answered:
     error: ErrorInfo | None = None
 
 
+# Code2wav as transformers decodes: bit by bit.
+BITWISE: Mapping[str, Mapping[str, object]] = {"code2wav": {"decode": "transformers"}}
+COMPLETE: Mapping[str, EdgeMode] = {"request": "complete", "thinker": "complete", "talker": "complete"}
+
+
 class Pipeline:
-    """Thinker, talker and code2wav of one checkpoint, loaded. `decode` is code2wav's: `transformers` is bitwise."""
+    """Thinker, talker and code2wav of one checkpoint, loaded.
+
+    `tuning` changes the contract's tuning, by stage; `modes` says by producer how its edge is carried. `log` has what
+    happened in the last run, in order: (stage, uid) for each row, ("audio", uid) for each piece of audio.
+    """
 
     def __init__(
-        self, folder: Path, *, max_batch: int = 4, load_format: str = "auto", decode: str = "transformers"
+        self,
+        folder: Path,
+        *,
+        max_batch: int = 4,
+        load_format: str = "auto",
+        tuning: Mapping[str, Mapping[str, object]] = BITWISE,
+        modes: Mapping[str, EdgeMode] = COMPLETE,
     ) -> None:
         declared = contract("qwen3_omni").stages
+        self.modes = modes
+        self.log: list[tuple[str, int]] = []
         self.runners = {}
         self._schedulers = {}
         for name in STAGES:
-            tuning = declared[name].tuning
-            if tuning.decode is not None:
-                tuning = replace(tuning, decode=decode)
             spec = StageSpec(
                 run_id="test", family="qwen3_omni", stage=name, replica=0, generation=0,
                 execution_type=declared[name].execution_type,
                 model=ModelSpec(path=str(folder), load_format=load_format, dtype="float32"),
                 devices=(), max_batch=max_batch, memory_fraction=0.3, threads=1, inputs=(), consumers=(), outputs=(),
-                tuning=tuning,
+                tuning=replace(declared[name].tuning, **tuning.get(name, {})),
             )  # fmt: skip
             self.runners[name] = build_runner(spec)
             self.runners[name].load()
             self.runners[name].warm_up()
             self._schedulers[name] = create_scheduler(
-                spec.execution_type, max_batch, declared[name].max_units_a_row, tuning=tuning
+                spec.execution_type,
+                max_batch,
+                declared[name].max_units_a_row,
+                tuning=spec.tuning,
+                kv=self.runners[name].kv_capacity(),
+                lookahead={producer: found.lookahead_units for producer, found in declared[name].inputs.items()},
             )
 
     def run(self, asked: Sequence[Asked]) -> list[Answered]:
         answers = [Answered() for _ in asked]
-        emitted: dict[tuple[int, str], list[tuple[int, Payload]]] = {}
-        waves: dict[int, list[torch.Tensor]] = {}
+        self._emitted: dict[tuple[int, str], list[tuple[int, Payload]]] = {}
+        self._waves: dict[int, list[torch.Tensor]] = {}
+        self.log = []
         for uid, request in enumerate(asked):
             self._submit(uid, request, answers[uid])
         while any(self._schedulers.values()):
-            for name in STAGES:
-                if step := self._schedulers[name].schedule({}, frozenset()):
-                    for result in self.runners[name].execute(step.rows):
-                        self._settle(name, result, answers[result.uid], emitted, waves)
-        for uid, pieces in waves.items():
+            progress = [self._step(name, answers) for name in STAGES]
+            assert any(progress), "no stage can go on"
+        for uid, pieces in self._waves.items():
             answers[uid].waveform = torch.cat(pieces)
         return answers
+
+    def _step(self, name: str, answers: list[Answered]) -> bool:
+        step = self._schedulers[name].schedule({}, frozenset())
+        if step is None:
+            return False
+        if step.preempted:
+            self.runners[name].preempt(step.preempted)
+        self.log += [(name, row.uid) for row in step.rows]
+        for result in self.runners[name].execute(step.rows) if step.rows else ():
+            self._settle(name, result, answers[result.uid])
+        return True
 
     def _submit(self, uid: int, request: Asked, answer: Answered) -> None:
         media: dict[str, np.ndarray] = {}
@@ -118,54 +148,62 @@ class Pipeline:
         try:
             for name, staged in requests.items():
                 self.runners[name].begin(staged)
-                self._schedulers[name].add(staged, dict.fromkeys(staged.inputs, "complete"))
+                self._ready(uid, name, self._schedulers[name].add(staged, self.modes))
             if media:
                 tensors = tuple(to_payload(name, torch.from_numpy(array)) for name, array in media.items())
-                self._feed(uid, "thinker", "request", [(1, Payload(tensors=tensors))])
+                self._feed(uid, "thinker", "request", [(1, Payload(tensors=tensors))], True)
         except RequestRefused as error:
             self._drop(uid, answer, describe(error, "thinker"))
 
-    def _feed(self, uid: int, name: str, producer: str, pieces: list[tuple[int, Payload]]) -> None:
+    def _ready(self, uid: int, name: str, ready: bool) -> None:
+        if ready:
+            self._schedulers[name].size(uid, self.runners[name].prompt_tokens(uid))
+
+    def _feed(self, uid: int, name: str, producer: str, pieces: list[tuple[int, Payload]], eos: bool) -> None:
         """One message with all pieces; its bytes are overwritten once it is read, as a ring's would be."""
         gathered = gather([payload for _, payload in pieces])
         data = bytearray(gathered.nbytes)
         for offset, chunk in gathered.chunks:
             data[offset : offset + len(chunk)] = chunk
-        self.runners[name].feed(uid, producer, view(gathered.tensors, gathered.meta, memoryview(data)), True)
+        self.runners[name].feed(uid, producer, view(gathered.tensors, gathered.meta, memoryview(data)), eos)
         data[:] = b"\xa5" * len(data)
-        self._schedulers[name].extend(uid, producer, sum(units for units, _ in pieces), True)
+        self._ready(uid, name, self._schedulers[name].extend(uid, producer, sum(units for units, _ in pieces), eos))
 
-    def _settle(
-        self,
-        name: str,
-        result: RowResult,
-        answer: Answered,
-        emitted: dict[tuple[int, str], list[tuple[int, Payload]]],
-        waves: dict[int, list[torch.Tensor]],
-    ) -> None:
+    def _settle(self, name: str, result: RowResult, answer: Answered) -> None:
         uid = result.uid
         if result.error is not None:
             self._drop(uid, answer, result.error)
             return
-        self._schedulers[name].update((RowProgress(uid=uid, units=result.units, finished=result.finished),))
-        for emission in result.emissions:
-            emitted.setdefault((uid, name), []).append((emission.units, emission.payload))
-            for tensor in emission.payload.tensors:
-                if tensor.name == "generated_ids":
-                    answer.text_ids += from_payload(tensor).tolist()
+        self._schedulers[name].update(
+            (RowProgress(uid=uid, units=result.units, tokens=result.tokens, finished=result.finished),)
+        )
         for output in result.outputs:
             answer.text += output.text
             if output.payload is not None:
                 assert output.payload.scalar("sample_rate_hz") == 24000
-                waves.setdefault(uid, []).append(from_payload(output.payload.tensor("audio")))
-        if result.finished is None:
-            return
-        answer.reasons[name] = result.finished
-        self.runners[name].end(uid)
-        if pieces := emitted.pop((uid, name), []):
-            if name == "talker":
-                answer.codes = torch.cat([from_payload(p.tensor("codes")) for _, p in pieces]).T
-            self._feed(uid, STAGES[STAGES.index(name) + 1], name, pieces)
+                self.log.append(("audio", uid))
+                self._waves.setdefault(uid, []).append(from_payload(output.payload.tensor("audio")))
+        if result.finished is not None:
+            answer.reasons[name] = result.finished
+            self.runners[name].end(uid)
+        try:
+            self._hand_on(name, result, answer)
+        except RequestRefused as error:
+            self._drop(uid, answer, describe(error, name))
+
+    def _hand_on(self, name: str, result: RowResult, answer: Answered) -> None:
+        """A complete edge gets one message at the end, an incremental one what a step has emitted."""
+        uid, eos = result.uid, result.finished is not None
+        for emission in result.emissions:
+            self._emitted.setdefault((uid, name), []).append((emission.units, emission.payload))
+            for tensor in emission.payload.tensors:
+                if tensor.name == "generated_ids":
+                    answer.text_ids += from_payload(tensor).tolist()
+                if tensor.name == "codes":
+                    frames = from_payload(tensor).T
+                    answer.codes = frames if answer.codes is None else torch.cat((answer.codes, frames), dim=1)
+        if (uid, name) in self._emitted and (eos or self.modes[name] == "incremental"):
+            self._feed(uid, STAGES[STAGES.index(name) + 1], name, self._emitted.pop((uid, name)), eos)
 
     def _drop(self, uid: int, answer: Answered, error: ErrorInfo) -> None:
         answer.error = error
