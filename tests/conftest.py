@@ -1,6 +1,16 @@
-"""One thread for every numeric library, here and in the stage processes that tests spawn."""
+"""One thread for every numeric library, here and in the stage processes that tests spawn. Soak tests only if asked."""
 
 import os
 
+import pytest
+
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("OMNI_SOAK"):
+        return
+    for item in items:
+        if item.get_closest_marker("soak"):
+            item.add_marker(pytest.mark.skip(reason="soak: set OMNI_SOAK=1"))

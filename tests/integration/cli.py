@@ -3,20 +3,31 @@
 import json
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 import soundfile
+
+from omni_cli.batch.options import RunOptions
+from omni_cli.batch.run import judge
+from omni_cli.errors import OmniError
+from omni_cli.launch.rings import stale_segments
+from omni_cli.trace.check import check
+from omni_cli.trace.reader import TraceReader
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
+TAG = f"started_by_test={secrets.token_hex(8)}"  # in the environment of whatever is started here
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,21 @@ class Ended:
         lines = (self.run / "results.jsonl").read_text(encoding="utf-8").splitlines()
         return {record["request_id"]: record for record in map(json.loads, lines)}
 
+    @property
+    def events(self) -> list[dict]:
+        return read_events(self.run / "trace.jsonl")
+
+    def text(self, request: str = "request") -> str:
+        return (self.run / request / "text.txt").read_bytes().decode("utf-8")
+
     def audio(self, request: str = "request", name: str = "audio.wav") -> tuple[np.ndarray, int]:
         return soundfile.read(self.run / request / name, dtype="float32")
 
 
 def environment(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_")}
-    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120", **extra}
+    tag, _, value = TAG.partition("=")
+    return {**kept, tag: value, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120", **extra}
 
 
 def omni(*words: str, cwd: Path, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 120) -> Ended:
@@ -66,6 +85,31 @@ def omni(*words: str, cwd: Path, stdin: bytes = b"", env: dict[str, str] | None 
     out, err = done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
     assert "Traceback" not in out + err.partition("--- stage traceback")[0], err
     return Ended(code=done.returncode, out=out, err=err, wall_s=wall_s, cwd=cwd)
+
+
+def batch(cwd: Path, lines: Iterable[dict | str], *words: str, **options: object) -> Ended:
+    """`omni run --input` over these lines, one a request."""
+    text = "".join(f"{line if isinstance(line, str) else json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    (cwd / "batch.jsonl").write_bytes(text.encode("utf-8"))
+    return omni("run", *words, "--input", "batch.jsonl", cwd=cwd, **options)
+
+
+def refused(*words: str, cwd: Path, **options: object) -> str:
+    """What `omni run WORDS` says when it refuses them: before it has started or written anything."""
+    before = sorted(cwd.iterdir())
+    ended = omni("run", *words, cwd=cwd, **options)
+    assert (ended.code, ended.out) == (2, ""), ended.err
+    assert "starting" not in ended.err
+    assert sorted(cwd.iterdir()) == before
+    return ended.err
+
+
+def judged(*words: str, recipe: str = "synthetic", **options: object) -> str:
+    """What `omni run` would say to these words and options (fields of `RunOptions`), found in this process."""
+    with pytest.raises(OmniError) as caught:
+        judge((f"recipe={recipe}", *words), RunOptions(**options))
+    assert caught.value.exit_code == 2
+    return str(caught.value)
 
 
 def start(*words: str, cwd: Path, **popen: object) -> subprocess.Popen:
@@ -96,36 +140,46 @@ def wait_for_event(trace: Path, kind: str, limit_s: float = 60, **fields: object
     raise AssertionError(f"no {kind} {fields} in {trace}")
 
 
-def stage_pids() -> set[int]:
-    """Processes called `omni:...`."""
+def read_events(trace: Path) -> list[dict]:
+    """All events of a trace; each line is JSON by itself."""
+    return [json.loads(line) for line in trace.read_text(encoding="utf-8").splitlines()]
+
+
+def started_here() -> set[int]:
+    """Processes that were started from here and still are there, whoever their parent is by now."""
     found = set()
-    for comm in Path("/proc").glob("[0-9]*/comm"):
+    for process in Path("/proc").glob("[0-9]*"):
         try:
-            if comm.read_text().startswith("omni:"):
-                found.add(int(comm.parent.name))
+            if TAG.encode() in (process / "environ").read_bytes().split(b"\0"):
+                found.add(int(process.name))
         except OSError:
             continue
     return found
 
 
-def segments() -> set[str]:
-    return {path.name for path in SHM.iterdir()}
+def semaphores() -> set[str]:
+    return {path.name for path in SHM.glob("sem.*")}
 
 
 @contextmanager
 def leaves_nothing() -> Iterator[None]:
-    """Inside, whatever is started ends without leaving a process, a segment or a semaphore."""
-    before = segments(), stage_pids()
-    yield
-    assert segments() - before[0] == set()
-    assert stage_pids() - before[1] == set()
+    """Inside, whatever is started ends without leaving a process, a segment, a semaphore or a temporary file."""
+    before = set(stale_segments()), semaphores(), started_here()
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", scratch)
+        yield
+        assert [name for name in os.listdir(scratch) if not name.startswith("torchinductor_")] == []  # torch's cache
+    assert set(stale_segments()) - before[0] == set()
+    assert semaphores() - before[1] == set()
+    assert started_here() - before[2] == set()
 
 
-def check_trace(run: Path, cwd: Path) -> None:
+def check_trace(run: Path) -> None:
     """Every trace of the run is clean."""
-    for trace in sorted(run.glob("trace*.jsonl")):
-        checked = omni("trace", "check", str(trace), cwd=cwd)
-        assert checked.code == 0, checked.out + checked.err
+    traces = sorted(run.glob("trace*.jsonl"))
+    assert traces
+    for trace in traces:
+        assert check(TraceReader(trace)) == []
 
 
 def kill(pid: int) -> None:
