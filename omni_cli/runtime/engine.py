@@ -9,11 +9,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack
 from types import TracebackType
 
 from omni_cli.errors import InputError
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import Listener
+from omni_cli.runtime.heap import settled_heap
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
 from omni_cli.runtime.processes import Processes
@@ -70,6 +72,8 @@ class OmniEngine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._woken = False
+        self._open = ExitStack()
+        self._open.enter_context(settled_heap())
         for client in self._clients.values():
             client.start()
         return self
@@ -96,6 +100,7 @@ class OmniEngine:
             self._timer.cancel()
         for client in self._clients.values():
             client.close()
+        self._open.close()
 
     def check(self, request: OmniRequest) -> None:
         """InputError for what this deployment cannot do; nothing has been taken on then."""

@@ -3,6 +3,7 @@
 Name, signals and the tie to the parent's life are `bootstrap`'s, which also reports what is raised here.
 """
 
+import gc
 import itertools
 import logging
 import os
@@ -19,6 +20,8 @@ from stages.worker.loop import ParentGone, StageWorker
 
 log = logging.getLogger("omni.worker")
 
+_GROWTH = 20_000  # objects more than at the last search for reference cycles, before the next one: messages have none
+
 
 def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     """Returns after `Stop`, or when the parent is gone. Whatever loading raises, this raises."""
@@ -32,6 +35,8 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     facts = runner.load()
     loaded = time.monotonic_ns()
     runner.warm_up()
+    gc.freeze()  # weights and modules stay: the search for reference cycles need not walk through them again and again
+    gc.set_threshold(_GROWTH, *gc.get_threshold()[1:])
     ready = time.monotonic_ns()
     seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
     scheduler = _scheduler(spec, runner.kv_capacity())
