@@ -49,6 +49,7 @@ class StageTuning:
 
     step_tokens: int | None = None
     kv_block_tokens: int | None = None
+    kv_blocks: int | None = None  # 0: as many as the memory holds
     first_chunk_frames: int | None = None
     chunk_frames: int | None = None
     decode: Literal["exact", "transformers"] | None = None

@@ -33,22 +33,34 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One request's share of a step: it was at `position` and advanced by `units` of the stage's own units."""
+    """One request's share of a step: it was at `position` and advanced by `units` of the stage's own units.
+
+    Of `llm_ar`: `tokens` of its sequence (the prompt, then what it has generated) were computed, from index `start`.
+    """
 
     uid: int
     phase: Literal["prefill", "decode", "forward", "denoise"]
     position: int
     units: int
+    start: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepDone:
-    """One call of the runner, from `t_ns` to `end_ns`, over all rows. `index` counts the process's steps from 0."""
+    """One call of the runner, from `t_ns` to `end_ns`, over all rows. `index` counts the process's steps from 0.
+
+    `kv_blocks` KV blocks were in use during the step; before it, and since the step before, the requests in
+    `preempted` had lost theirs. `counters` are (name, count) pairs of the runner that say which path it took.
+    """
 
     index: int
     t_ns: int
     end_ns: int
     rows: tuple[StepRow, ...]
+    kv_blocks: int = 0
+    preempted: tuple[int, ...] = ()
+    counters: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +140,14 @@ class StageCancelled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StageIdle:
+    """The last request has left this process. `gauges` are (name, value) pairs of what it still holds: all are 0."""
+
+    t_ns: int
+    gauges: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReady:
     """Loaded and warmed up. `facts` are (name, value) pairs for the trace: device, dtype, weights in bytes, seconds."""
 
@@ -147,6 +167,7 @@ StageEvent = (
     | StageFinished
     | StageFailed
     | StageCancelled
+    | StageIdle
     | ProcessReady
 )
 

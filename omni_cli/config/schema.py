@@ -73,6 +73,8 @@ class StageDeployConfig(ConfigModel):
     """Tokens that one step of an llm_ar stage computes at most; longer prompts are prefilled in chunks."""
     kv_block_tokens: Annotated[int, Strict(), Field(ge=1, le=1024)] | None = None
     """Tokens in one block of the KV cache."""
+    kv_blocks: Annotated[int, Strict(), Field(ge=1, le=1 << 30)] | None = None
+    """Blocks of the KV cache; null is as many as the stage's memory holds."""
     first_chunk_frames: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
     """Frames of a request's first piece of audio: fewer are heard sooner."""
     chunk_frames: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None

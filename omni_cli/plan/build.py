@@ -163,7 +163,12 @@ class _Edges:
             slots=0 if connector == "inline" else slots,
             ring_bytes=0 if connector == "inline" else setting.ring_bytes or default,
             key=key,
+            lookahead_units=self._lookahead(producer, consumer) if mode == "incremental" else 0,
         )
+
+    def _lookahead(self, producer: str, consumer: str) -> int:
+        stage = self.loaded.family.stages.get(consumer)
+        return stage.inputs[producer].lookahead_units if stage is not None and producer in stage.inputs else 0
 
 
 def _assemble(

@@ -75,7 +75,7 @@ def _planned(plan: ExecutionPlan) -> Iterator[tuple[str, Any]]:
         yield f"{key}.devices", [list(replica.devices) for replica in stage.replicas]
         yield f"{key}.max_batch", stage.max_batch
         for name in KEYS:
-            if (value := getattr(stage.tuning, name)) is not None:
+            if (value := getattr(stage.tuning, name)) is False or value:
                 yield f"{key}.{name}", value
         if stage.memory_fraction:
             yield f"{key}.memory_fraction", stage.memory_fraction

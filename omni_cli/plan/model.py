@@ -32,6 +32,7 @@ class EdgePlan(PlanModel):
 
     `slots` and `ring_bytes` are those of the ring of each producing replica; both 0 for `inline`. The edge from
     `request` carries decoded media into a first stage, the edge to `request` final outputs out of a last one.
+    `lookahead_units` is the input contract's, 0 on a complete edge.
     """
 
     producer: str
@@ -41,6 +42,7 @@ class EdgePlan(PlanModel):
     slots: int
     ring_bytes: int
     key: str
+    lookahead_units: int = 0
 
 
 class ReplicaPlan(PlanModel):

@@ -17,7 +17,11 @@ CONTROL = "omni"  # the source of the control plane's own events; stage events h
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted:
-    """First event of a trace. `edges` are (producer, consumer, mode) triples; `outputs` (modality, stage) pairs."""
+    """First event of a trace. `edges` are (producer, consumer, mode) triples; `outputs` (modality, stage) pairs.
+
+    `lookahead` has (producer, consumer, units) for the incremental edges on which a row has to know more than its own
+    unit: InputContract.lookahead_units.
+    """
 
     t_ns: int
     schema: int
@@ -28,6 +32,7 @@ class RunStarted:
     edges: tuple[tuple[str, str, str], ...]
     outputs: tuple[tuple[str, str], ...]
     wall_time: str
+    lookahead: tuple[tuple[str, str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

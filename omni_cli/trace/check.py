@@ -19,6 +19,7 @@ from omni_cli.runtime.events import (
 )
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import STAGE_ENDED, IllegalTransition, Lifecycle
+from omni_cli.trace.capacity_audit import CapacityAudit
 from omni_cli.trace.codec import KINDS, TraceEvent
 from omni_cli.trace.frame_audit import FrameAudit
 from omni_cli.trace.input_audit import InputAudit
@@ -93,6 +94,7 @@ class _Trial:
             StageAudit(self._lifecycle),
             InputAudit(),
             StreamAudit(self._lifecycle),
+            CapacityAudit(),
         )
 
     def see(self, line: TraceEvent) -> Iterator[str]:

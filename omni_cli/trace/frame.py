@@ -19,5 +19,11 @@ def run_started(plan: ExecutionPlan, run_id: str, started_at: datetime) -> RunSt
         stages=tuple(stage.name for stage in plan.stages),
         edges=tuple((e.producer, e.consumer, e.mode) for stage in plan.stages for e in stage.inputs),
         outputs=tuple(plan.outputs.items()),
+        lookahead=tuple(
+            (e.producer, e.consumer, e.lookahead_units)
+            for stage in plan.stages
+            for e in stage.inputs
+            if e.lookahead_units
+        ),
         wall_time=started_at.isoformat(),
     )

@@ -34,6 +34,7 @@ class InputAudit:
 
     def __init__(self) -> None:
         self._complete: set[tuple[str, str]] = set()
+        self._lookahead: dict[tuple[str, str], int] = {}
         self._streams: dict[int, dict[tuple[str, str], _Stream]] = {}
         self._intakes: dict[int, dict[str, _Intake]] = {}
 
@@ -41,6 +42,7 @@ class InputAudit:
         event, stage = line.event, line.source.rpartition(".")[0]
         if isinstance(event, RunStarted):
             self._complete = {(producer, consumer) for producer, consumer, mode in event.edges if mode == "complete"}
+            self._lookahead = {(producer, consumer): units for producer, consumer, units in event.lookahead}
         elif isinstance(event, MessagePut):
             message = event.message
             stream = self._stream(event.uid, message.producer, message.consumer)
@@ -85,8 +87,12 @@ class InputAudit:
         for producer in intake.waits_for if intake is not None else ():
             stream = self._stream(uid, producer, stage)
             if not stream.ended:
-                reach = min(reach, 0 if (producer, stage) in self._complete else stream.units)
+                reach = min(reach, self._streamed((producer, stage), stream.units))
         return reach
+
+    def _streamed(self, edge: tuple[str, str], units: int) -> int:
+        """How far a stream without its end lets rows run: the first needs one unit, others those ahead of them too."""
+        return 0 if edge in self._complete else max(units - self._lookahead.get(edge, 0), min(units, 1))
 
     def _ready(self, stage: str, uid: int) -> Iterator[str]:
         if self._reach(uid, stage) <= 0:

@@ -11,6 +11,8 @@ from stages.config import EdgeMode
 from stages.events import FinishReason
 from stages.messages import StageRequest
 
+KV_BLOCKS = "kv_blocks"  # the gauge of the KV blocks that are in use
+
 Phase = Literal["prefill", "decode", "forward", "denoise"]
 
 
@@ -34,12 +36,25 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A request that can never go on here, and why."""
+
+    uid: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOutput:
-    """The next step. The KV blocks of the requests in `preempted` were taken back before it: each of them will see its
-    prompt and its generated tokens prefilled again, from `start` 0, and produces nothing until the last chunk."""
+    """The next step, which may be without rows.
+
+    The KV blocks of the requests in `preempted` were taken back before it: each of them will see its prompt and its
+    generated tokens prefilled again, from `start` 0, and produces nothing until the last chunk. Those in `refused` have
+    outgrown the whole KV cache; the caller aborts them.
+    """
 
     rows: tuple[Row, ...]
     preempted: tuple[int, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +112,10 @@ class Scheduler(Protocol):
 
     def update(self, progress: tuple[RowProgress, ...]) -> None:
         """Takes in what a step did; finished and failed requests are forgotten."""
+        ...
+
+    def gauges(self) -> tuple[tuple[str, int], ...]:
+        """What is held now, as (name, value) pairs: each is 0 when no request is here."""
         ...
 
     def __contains__(self, uid: int) -> bool: ...

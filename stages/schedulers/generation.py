@@ -8,7 +8,7 @@ when its next chunk is complete, and the rows of a step have one size.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stages.schedulers.base import Row, SchedulerOutput
+from stages.schedulers.base import Row, RowProgress, SchedulerOutput
 from stages.schedulers.chunks import Chunk, Chunking, joint_units
 from stages.schedulers.streams import NO_LOOKAHEAD, UNLIMITED, Entry, StreamScheduler, take
 
@@ -92,16 +92,19 @@ class GenerationScheduler(StreamScheduler):
         entry.in_flight = True
         return Row(uid=entry.uid, phase="forward", position=entry.position, units=units)
 
+    def gauges(self) -> tuple[tuple[str, int], ...]:
+        return (*super().gauges(), ("runnable", len(self._queue)))
+
     def _runnable(self, entry: Entry, first: bool) -> None:
         if entry.in_flight:
             self._grown.add(entry.uid)
         else:
             self._enqueue(entry)
 
-    def _advanced(self, entry: Entry, units: int) -> None:
+    def _advanced(self, entry: Entry, progress: RowProgress) -> None:
         grown = entry.uid in self._grown
         self._grown.discard(entry.uid)
-        if units or grown:
+        if progress.units or grown:
             self._enqueue(entry)
 
     def _enqueue(self, entry: Entry) -> None:

@@ -18,14 +18,16 @@ def create_scheduler(
     tuning: StageTuning | None = None,
     kv: KVCapacity | None = None,
     lookahead: Mapping[str, int] = NO_LOOKAHEAD,
+    stage: str = "STAGE",
 ) -> Scheduler:
     """`max_units_a_row` bounds the rows of `llm_generation`; `kv` is what the runner has, None for a stage without KV;
-    `lookahead` has the input contract's `lookahead_units` by producer.
+    `lookahead` has the input contract's `lookahead_units` by producer; `stage` is named in refusals.
 
     Raises ValueError for a type without a scheduler.
     """
     if execution_type == "llm_ar":
-        return ARScheduler(max_batch, lookahead=lookahead)
+        step_tokens = None if tuning is None else tuning.step_tokens
+        return ARScheduler(max_batch, step_tokens=step_tokens, kv=kv, lookahead=lookahead, stage=stage)
     if execution_type == "llm_generation":
         return GenerationScheduler(
             max_batch, max_units_a_row, chunks=_chunks(tuning, max_units_a_row), lookahead=lookahead

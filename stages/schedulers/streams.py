@@ -117,19 +117,22 @@ class StreamScheduler:
             if row.failed or row.finished is not None:
                 self.abort(row.uid)
             else:
-                self._advanced(entry, row.units)
+                self._advanced(entry, row)
 
     def _runnable(self, entry: Entry, first: bool) -> None:
         """The entry's input contract is satisfied (for the `first` time), or its input has grown since."""
         raise NotImplementedError
 
-    def _advanced(self, entry: Entry, units: int) -> None:
+    def _advanced(self, entry: Entry, progress: RowProgress) -> None:
         """A row of the entry has run and the request goes on."""
         raise NotImplementedError
 
     def _forget(self, uid: int) -> None:
         """The request is gone."""
         raise NotImplementedError
+
+    def gauges(self) -> tuple[tuple[str, int], ...]:
+        return (("requests", len(self._entries)),)
 
     def __contains__(self, uid: int) -> bool:
         return uid in self._entries

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from stages.config import StageSpec
 from stages.connectors.base import ConnectorReader, ConnectorWriter
-from stages.errors import ErrorInfo, StageError, describe
+from stages.errors import ErrorInfo, RequestRefused, StageError, describe
 from stages.events import (
     FinishReason,
     InputReady,
@@ -21,13 +21,14 @@ from stages.events import (
     StageEvent,
     StageFailed,
     StageFinished,
+    StageIdle,
     StepDone,
     StepReport,
     StepRow,
 )
 from stages.messages import Cancel, Deliver, Reclaim, StageRequest, Stop, StreamMessage, Submit, Turn
 from stages.runners.base import ModelRunner, RowResult
-from stages.schedulers.base import Row, RowProgress, Scheduler
+from stages.schedulers.base import KV_BLOCKS, Row, RowProgress, Scheduler
 from stages.worker.inputs import InputStreams
 from stages.worker.outputs import OutputStreams
 
@@ -88,6 +89,8 @@ class StageWorker:
         self._inputs = InputStreams(readers, runner, clock, self._emit)
         self._outputs = OutputStreams(spec.stage, spec.consumers, writers, clock, self._emit)
         self._requests: dict[int, _Active] = {}
+        self._idle = True
+        self._preempted: tuple[int, ...] = ()
         self._steps = 0
         self._reports = 0
         self._stopped = False
@@ -117,6 +120,9 @@ class StageWorker:
             raise ParentGone(f"{self._process}: the parent is gone") from error
 
     def _report(self, reports: Reports) -> None:
+        if not (self._idle or self._requests):
+            self._idle = True
+            self._emit(StageIdle(t_ns=self._clock(), gauges=self._scheduler.gauges()))
         report = self.take_report()
         if report is not None:
             try:
@@ -156,26 +162,35 @@ class StageWorker:
         output = self._scheduler.schedule(self._outputs.credits(), self._outputs.held())
         if output is None:
             return False
-        start = self._clock()
-        for row in output.rows:
+        if output.preempted:
+            self._runner.preempt(output.preempted)
+            self._preempted += output.preempted
+        for refusal in output.refused:
+            self._fail(refusal.uid, RequestRefused(refusal.message))
+        if output.rows:
+            self._run_rows(output.rows)
+        return True
+
+    def _run_rows(self, rows: tuple[Row, ...]) -> None:
+        start, kv_blocks = self._clock(), dict(self._scheduler.gauges()).get(KV_BLOCKS, 0)
+        for row in rows:
             active = self._requests[row.uid]
             if not active.scheduled:
                 active.scheduled = True
                 self._emit(Scheduled(uid=row.uid, t_ns=start))
-        if output.preempted:
-            self._runner.preempt(output.preempted)
-        results = self._execute(output.rows)
+        results = self._execute(rows)
         self._emit(
             StepDone(
                 index=self._steps,
                 t_ns=start,
                 end_ns=self._clock(),
-                rows=tuple(
-                    StepRow(uid=row.uid, phase=row.phase, position=row.position, units=result.units)
-                    for row, result in zip(output.rows, results, strict=True)
-                ),
+                rows=tuple(_step_row(row, result) for row, result in zip(rows, results, strict=True)),
+                kv_blocks=kv_blocks,
+                preempted=self._preempted,
+                counters=self._runner.counters(),
             )
         )
+        self._preempted = ()
         self._steps += 1
         self._scheduler.update(
             tuple(
@@ -185,7 +200,6 @@ class StageWorker:
         )
         for result in results:
             self._hand_on(result)
-        return True
 
     def _execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         """What the runner made of the rows. If it raises, each of them has failed."""
@@ -195,6 +209,8 @@ class StageWorker:
                 raise StageError(f"the runner answered {[r.uid for r in results]} to rows {[r.uid for r in rows]}")
             if any(result.units > row.units for result, row in zip(results, rows, strict=True)):
                 raise StageError("the runner did more units than the scheduler gave it")
+            if any(_miscounted(result, row) for result, row in zip(results, rows, strict=True)):
+                raise StageError("the runner computed other tokens than the scheduler gave it")
         except Exception as error:
             info = describe(error, self._stage)
             return tuple(RowResult(uid=row.uid, units=0, error=info) for row in rows)
@@ -222,6 +238,7 @@ class StageWorker:
         if uid in self._requests:
             raise ValueError(f"request {uid} was submitted to {self._process} twice")
         active = self._requests[uid] = _Active()
+        self._idle = False
         try:
             self._inputs.open(request)
             self._outputs.open(request)
@@ -285,3 +302,18 @@ class StageWorker:
 
     def _emit(self, event: StageEvent) -> None:
         self._events.append(event)
+
+
+def _step_row(row: Row, result: RowResult) -> StepRow:
+    tokens = result.tokens
+    if tokens is None:
+        tokens = row.tokens if result.units == row.units and result.error is None else 0
+    return StepRow(
+        uid=row.uid, phase=row.phase, position=row.position, units=result.units, start=row.start, tokens=tokens
+    )
+
+
+def _miscounted(result: RowResult, row: Row) -> bool:
+    """A unit comes of all tokens of its row."""
+    tokens = result.tokens
+    return tokens is not None and (tokens > row.tokens or (result.units > 0 and tokens < row.tokens))

@@ -40,7 +40,7 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     ready = time.monotonic_ns()
     seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
     scheduler = _scheduler(spec, runner.kv_capacity())
-    known = (*facts, *_kv_facts(runner.kv_capacity()), *seconds)
+    known = (*facts, *_capacity(spec, runner.kv_capacity()), *seconds)
     log.info("loaded: %s", ", ".join(f"{name} {value}" for name, value in known))
     worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
     worker.ready(os.getpid(), known)
@@ -64,11 +64,16 @@ def _scheduler(spec: StageSpec, kv: KVCapacity | None) -> Scheduler:
         stage.max_units_a_row,
         tuning=spec.tuning,
         kv=kv,
+        stage=spec.stage,
         lookahead={producer: found.lookahead_units for producer, found in stage.inputs.items()},
     )
 
 
-def _kv_facts(kv: KVCapacity | None) -> tuple[tuple[str, str], ...]:
-    if kv is None:
-        return ()
-    return (("kv_blocks", str(kv.blocks)), ("kv_block_tokens", str(kv.block_tokens)))
+def _capacity(spec: StageSpec, kv: KVCapacity | None) -> tuple[tuple[str, str], ...]:
+    """What bounds a step, for the trace."""
+    facts = [("max_batch", str(spec.max_batch))]
+    if kv is not None:
+        facts += [("kv_blocks", str(kv.blocks)), ("kv_block_tokens", str(kv.block_tokens))]
+        if spec.tuning.step_tokens is not None:
+            facts.append(("step_tokens", str(spec.tuning.step_tokens)))
+    return tuple(facts)

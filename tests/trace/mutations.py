@@ -3,9 +3,17 @@
 import random
 from dataclasses import dataclass, fields, replace
 
-from omni_cli.runtime.events import RunFinished
+from omni_cli.runtime.events import ProcessDead, RunFinished, StageSubmitted
 from omni_cli.trace.codec import TraceEvent
-from stages.events import MessageGot, Scheduled, StageFinished, StepDone
+from stages.events import (
+    MessageGot,
+    Scheduled,
+    StageCancelled,
+    StageFailed,
+    StageFinished,
+    StageIdle,
+    StepDone,
+)
 from stages.lease import Lease
 
 KINDS = ("drop", "double", "swap", "owner")
@@ -86,7 +94,26 @@ def only_ordinals_show(mutation: Mutation, trace: list[TraceEvent]) -> bool:
         told = [other.event for other in rest if other.source == line.source]
         ended = {other.uid for other in told if isinstance(other, StageFinished)}
         return not any(isinstance(other, StepDone) for other in told) and not ended & {row.uid for row in event.rows}
+    if mutation.kind == "drop" and isinstance(event, StageIdle):
+        return had_more(trace[: mutation.places[0]], line.source) or was_killed(rest, line.source)
     return False
+
+
+def had_more(lines: list[TraceEvent], process: str) -> bool:
+    """Whether a request was on its way to a process that was idle: it may as well have been there already."""
+    given: set[int] = set()
+    for line in lines:
+        if isinstance(line.event, StageSubmitted) and line.event.process == process:
+            given.add(line.event.uid)
+        elif line.source == process and isinstance(line.event, StageFinished | StageFailed | StageCancelled):
+            given.discard(line.event.uid)
+    return bool(given)
+
+
+def was_killed(lines: list[TraceEvent], process: str) -> bool:
+    """With its last report on the wire."""
+    ends = [line.event for line in lines if isinstance(line.event, ProcessDead) and line.event.process == process]
+    return any(end.cause != "exit code 0" for end in ends)
 
 
 def renumber(trace: list[TraceEvent]) -> list[TraceEvent]:

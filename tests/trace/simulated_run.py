@@ -19,6 +19,7 @@ from stages.events import (
     Scheduled,
     StageFailed,
     StageFinished,
+    StageIdle,
     StepDone,
     StepReport,
     StepRow,
@@ -45,6 +46,14 @@ class StreamStage(SimStage):
     modes: dict[tuple[str, str], str]
     shm: frozenset[str]
 
+    occupied = False
+
+    def report(self, *events) -> StepReport:
+        if self.occupied and not self.jobs:
+            self.occupied = False
+            events = (*events, StageIdle(t_ns=self.clock(), gauges=(("requests", 0),)))
+        return super().report(*events)
+
     @property
     def busy(self) -> bool:
         return bool(self.inbox) or any(self.runnable(job) for job in self.jobs.values())
@@ -65,6 +74,7 @@ class StreamStage(SimStage):
             return []
         if isinstance(command, Submit):
             request = command.request
+            self.occupied = True
             job = StreamJob(request=request, waiting=set(request.inputs), come=dict.fromkeys(request.inputs, 0))
             self.jobs[request.uid] = job
             return [] if job.waiting else self.make_ready(job)

@@ -24,7 +24,7 @@ _MEDIA_BYTES = 256 << 20
 # default ring is twice as large and bfloat16 half, so that four times as many pass.
 _MEDIA_TOKENS = 4096
 _COMPLETE = InputContract(modes=("complete",))
-_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, compile="none", graphs=True)
+_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, compile="none", graphs=True)
 
 # Any one file of a line will do.
 _TEXT_FILES = (

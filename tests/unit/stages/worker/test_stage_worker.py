@@ -32,7 +32,7 @@ def test_the_life_of_a_request_in_true_order():
     assert names(events) == ["StepDone", "MessagePut", "StageFinished"]
     assert (events[-1].reason, events[-1].units) == ("stop", 2)
     assert messages(bench.events) == [("code2wav", 0, 1, False, True), ("code2wav", 1, 1, True, True)]
-    assert of(bench.events, "StepDone")[0].rows == (StepRow(uid=1, phase="prefill", position=0, units=1),)
+    assert of(bench.events, "StepDone")[0].rows == (StepRow(uid=1, phase="prefill", position=0, units=1, tokens=1),)
     assert [e.index for e in of(bench.events, "StepDone")] == [0, 1]
     assert bench.runner.fed == [(1, "thinker", b"first", False), (1, "thinker", b"", True)]
     bench.assert_nothing_left()

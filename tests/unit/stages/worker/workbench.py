@@ -4,7 +4,7 @@ import itertools
 from collections import deque
 from dataclasses import dataclass, field
 
-from stages.config import EdgeSpec, ModelSpec, StageSpec
+from stages.config import EdgeSpec, ModelSpec, StageSpec, StageTuning
 from stages.errors import PayloadTooLarge
 from stages.events import LeaseReleased, MessagePut, OutputProduced
 from stages.lease import Lease
@@ -68,6 +68,7 @@ class ScriptedRunner:
     feed_error: dict = field(default_factory=dict)
     prompts: dict = field(default_factory=dict)
     preempted: list = field(default_factory=list)
+    rows: list = field(default_factory=list)
 
     def load(self):
         return (("device", "none"),)
@@ -96,10 +97,11 @@ class ScriptedRunner:
         self.preempted.append(uids)
 
     def counters(self):
-        return ()
+        return (("rows", len(self.steps[-1])),)
 
     def execute(self, rows):
         assert {row.uid for row in rows} <= self.alive
+        self.rows.append(rows)
         self.steps.append(tuple(row.uid for row in rows))
         results = []
         for row in rows:
@@ -134,7 +136,9 @@ def hands_over(data, modality="audio", **more):
 class Bench:
     """The worker of `talker.0`: fed by `thinker`, feeding `code2wav` and `singer`, with outputs to the parent."""
 
-    def __init__(self, *, modes=("incremental", "incremental"), slots=2, room=1 << 20, execution="llm_ar", max_batch=4):
+    def __init__(
+        self, *, modes=("incremental", "incremental"), slots=2, room=1 << 20, execution="llm_ar", max_batch=4, kv=None
+    ):
         edges = {c: ("complete" if c == REQUEST else m) for c, m in zip(("code2wav", "singer"), modes, strict=True)}
         edges[REQUEST] = "complete"
         spec = StageSpec(
@@ -157,13 +161,15 @@ class Bench:
         self.rings = {c: MemoryRing("talker.0", slots, room, f"deploy.{c}.ring_bytes", numbers) for c in edges}
         self.sources = {"thinker": MemoryRing("thinker.0", 1000), REQUEST: MemoryRing("request.talker", 1000)}
         self.runner = ScriptedRunner()
-        self.scheduler = create_scheduler(execution, max_batch)
+        tuning = StageTuning(step_tokens=8)
+        self.scheduler = create_scheduler(execution, max_batch, tuning=tuning, kv=kv, stage="talker")
         ticks = itertools.count()
         self.worker = StageWorker(spec, self.runner, self.scheduler, self.sources, self.rings, lambda: next(ticks))
         self.events = []
         self.unreleased = set()
 
-    def submit(self, uid, *script, inputs=(), consumers=(), outputs=()):
+    def submit(self, uid, *script, inputs=(), consumers=(), outputs=(), prompt=1):
+        self.runner.prompts[uid] = prompt
         self.runner.scripts[uid] = deque(script)
         request = StageRequest(uid=uid, seed=0, inputs=inputs, consumers=consumers, outputs=outputs)
         return self.tell(Submit(request=request))
