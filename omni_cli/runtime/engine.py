@@ -14,6 +14,7 @@ from types import TracebackType
 
 from omni_cli.errors import InputError
 from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.chunk_stream import ChunkStream
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.heap import settled_heap
 from omni_cli.runtime.media_gate import MediaGate
@@ -47,13 +48,14 @@ class OmniEngine:
     ) -> None:
         self._plan = plan
         self._clock = clock
-        self._streams: dict[int, asyncio.Queue[OutputChunk | RequestEnd]] = {}
+        self._streams: dict[int, ChunkStream] = {}
         self._uids: dict[str, int] = {}
         self._next_uid = itertools.count(1)
         self._received: deque[tuple[StageClient, Received]] = deque()
         self._clients = {h.process: StageClient(h, self._on_receive) for h in processes.replicas}
         self._handles = {h.process: h for h in processes.replicas}
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline_ns: int | None = None  # what the timer is set to
         self._closing = False
         self._failure: Exception | None = None
         self.dead: dict[str, str] = {}
@@ -63,8 +65,8 @@ class OmniEngine:
             listener=listener,
             media=MediaGate(processes.media_ports),
             output_ports=processes.output_ports,
-            on_chunk=lambda uid, chunk: self._streams[uid].put_nowait(chunk),
-            on_end=lambda uid, end: self._streams[uid].put_nowait(end),
+            on_chunk=lambda uid, chunk: self._streams[uid].put(chunk),
+            on_end=lambda uid, end: self._streams[uid].put(end),
         )
 
     async def __aenter__(self) -> "OmniEngine":
@@ -89,6 +91,8 @@ class OmniEngine:
         limit_s = self._plan.drain_timeout_s if self._streams else min(ANSWER_S, self._plan.drain_timeout_s)
         for uid in tuple(self._streams):
             self._give_up(uid, "the engine is closing")
+        if self._failure is None:
+            self._turn()  # now: it also finds out whether anything is left to wait for
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
         except TimeoutError:
@@ -126,13 +130,13 @@ class OmniEngine:
         stream = self._streams[uid]
         try:
             while True:
-                item = await stream.get()
-                if isinstance(item, OutputChunk):
-                    yield item
-                    continue
-                if item.outcome != "finished":
-                    raise RequestError(request.request_id, item)
-                return
+                for item in await stream.take():
+                    if isinstance(item, OutputChunk):
+                        yield item
+                    elif item.outcome == "finished":
+                        return
+                    else:
+                        raise RequestError(request.request_id, item)
         finally:
             self._give_up(uid, "the caller left")
             del self._streams[uid]
@@ -149,18 +153,17 @@ class OmniEngine:
     def _give_up(self, uid: int, reason: str) -> None:
         if self._failure is None:
             self._orchestrator.cancel(uid, reason)
-            self._flush()
+            self._turn_soon()
 
     def _admit(self, request: OmniRequest) -> int:
         if self._failure is not None:
             raise self._failure
-        stream: asyncio.Queue[OutputChunk | RequestEnd] = asyncio.Queue()
         uid = next(self._next_uid)
-        self._streams[uid] = stream
+        self._streams[uid] = ChunkStream(self._loop)
         self._uids[request.request_id] = uid
         try:
             self._orchestrator.admit(uid, request)
-            self._flush()
+            self._turn_soon()
         except Exception as error:
             self._break(error)
         return uid
@@ -174,6 +177,12 @@ class OmniEngine:
                 self._loop.call_soon_threadsafe(self._turn)
             except RuntimeError:  # the loop is closed: nobody is left to be told
                 log.debug("%s: a message after the end was not taken in", client.process)
+
+    def _turn_soon(self) -> None:
+        """Callers that come and go together share the next turn."""
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
         """One turn of the loop: take in everything that has come, then answer each worker at most once."""
@@ -199,7 +208,7 @@ class OmniEngine:
         self._failure = error
         end = RequestEnd(outcome="failed", error=describe(error, ""))
         for stream in self._streams.values():
-            stream.put_nowait(end)
+            stream.put(end)
         self._idle.set()
 
     def _on_death(self, process: str) -> None:
@@ -218,13 +227,17 @@ class OmniEngine:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        deadline = self._orchestrator.next_deadline_ns()
+        deadline_ns = self._orchestrator.next_deadline_ns()
+        if deadline_ns == self._deadline_ns:
+            return
+        self._deadline_ns = deadline_ns
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if deadline is not None and not self._closing:
-            self._timer = self._loop.call_later(max(0.0, (deadline - self._clock()) / 1e9), self._expire)
+        if deadline_ns is not None and not self._closing:
+            self._timer = self._loop.call_later(max(0.0, (deadline_ns - self._clock()) / 1e9), self._expire)
 
     def _expire(self) -> None:
+        self._deadline_ns = None  # the timer has run out, be it a little early
         self._orchestrator.expire()
         self._flush()
