@@ -1,18 +1,18 @@
 """Control messages as bytes, and back. What they mean is `messages` and `events`.
 
 A frozen dataclass with slots is pickled by Python code that walks its fields, both ways: 20 us for a message with its
-reference and lease, against 7 us by the reducers here.
+reference and lease, against 5 us by the reducers here.
 """
 
 import copyreg
 import pickle
-from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, get_args
 
+from stages.errors import ErrorInfo
 from stages.events import StageEvent, StepReport, StepRow
 from stages.lease import Lease
-from stages.messages import Command, LogLine, Sampling, StageRequest, StreamMessage, Turn
+from stages.messages import ChatMessage, Command, LogLine, Part, Sampling, StageRequest, StreamMessage, Turn
 from stages.payload import PayloadRef, TensorSpec
 
 MESSAGES: tuple[type[Any], ...] = (
@@ -20,8 +20,11 @@ MESSAGES: tuple[type[Any], ...] = (
     *get_args(Command),
     StepReport,
     StepRow,
+    ChatMessage,
+    ErrorInfo,
     Lease,
     LogLine,
+    Part,
     Sampling,
     StageRequest,
     StreamMessage,
@@ -29,8 +32,6 @@ MESSAGES: tuple[type[Any], ...] = (
     PayloadRef,
     TensorSpec,
 )
-
-_SETTERS: dict[type[Any], tuple[Callable[[object, object], None], ...]] = {}
 
 
 def encode(message: object) -> bytes:
@@ -42,21 +43,21 @@ def decode(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def rebuild(kind: type[Any], *values: object) -> object:
-    """The message of that kind with these values of its slots, in order. Called by `pickle.loads`."""
-    message = object.__new__(kind)
-    for set_slot, value in zip(_SETTERS[kind], values, strict=True):
-        set_slot(message, value)
-    return message
-
-
 def _register(kind: type[Any]) -> None:
-    _SETTERS[kind] = tuple(getattr(kind, slot).__set__ for slot in kind.__slots__)
-    values = attrgetter(*kind.__slots__)
-    if len(kind.__slots__) == 1:
-        copyreg.pickle(kind, lambda message: (rebuild, (kind, values(message))))
+    """Gives the kind a function of its own that sets its slots, one after the other: a loop over them takes twice as
+    long. It becomes a name of this module, by which `pickle` finds it again."""
+    slots = kind.__slots__
+    names = {"_new": object.__new__, "_kind": kind, **{f"_set_{slot}": getattr(kind, slot).__set__ for slot in slots}}
+    body = "".join(f"    _set_{slot}(_made, {slot})\n" for slot in slots)
+    exec(f"def rebuild({', '.join(slots)}):\n    _made = _new(_kind)\n{body}    return _made\n", names)
+    rebuild: Any = names["rebuild"]
+    rebuild.__module__, rebuild.__qualname__ = __name__, f"rebuild_{kind.__name__}"
+    globals()[rebuild.__qualname__] = rebuild
+    values = attrgetter(*slots)
+    if len(slots) == 1:
+        copyreg.pickle(kind, lambda message: (rebuild, (values(message),)))
     else:
-        copyreg.pickle(kind, lambda message: (rebuild, (kind, *values(message))))
+        copyreg.pickle(kind, lambda message: (rebuild, values(message)))
 
 
 for _kind in MESSAGES:
