@@ -47,6 +47,14 @@ def test_a_row_waits_until_its_chunk_is_complete():
     assert rows(scheduler) == [(0, 4, 25)]
 
 
+def test_a_turn_begins_when_the_chunk_is_complete():
+    scheduler = chunked(max_batch=1)
+    add(scheduler, 0, units=3)
+    add(scheduler, 1, units=4)
+    scheduler.extend(0, "a", 1, False)
+    assert [rows(scheduler), rows(scheduler)] == [[(1, 0, 4)], [(0, 0, 4)]]
+
+
 @pytest.mark.parametrize("frames", [0, 1, 3, 4, 5, 28, 29, 30, 54])
 def test_the_end_completes_a_chunk(frames):
     scheduler = chunked()

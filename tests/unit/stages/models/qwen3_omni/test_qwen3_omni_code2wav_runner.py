@@ -171,9 +171,10 @@ def test_the_end_may_come_after_the_last_frame_was_decoded(stage: Stage) -> None
 
 
 @pytest.mark.parametrize("mode", ["complete", "incremental"])
-def test_no_frames_are_silence(stage: Stage, mode: str) -> None:
+@pytest.mark.parametrize("reason", ["empty", "length"])
+def test_no_frames_are_silence(stage: Stage, mode: str, reason: str) -> None:
     stage.begin(0, mode)
-    stage.feed(0, some_codes(0), "empty")
+    stage.feed(0, some_codes(0), reason)
     stage.step()
     assert stage.reasons == {0: "empty"}
     assert stage.waves[0] == []
