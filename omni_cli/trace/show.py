@@ -12,6 +12,7 @@ from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan, type_o
 from omni_cli.trace.timeline import MARKS, QUEUE, RUN, STALL, STYLES, WAIT, Phase, Timeline
 
 DETAILED = 20  # more requests than that get a line each
+ID_WIDTH = 40  # of a request's id in an overview: one long id must not push the numbers out
 TIMELINE_WIDTH = 72  # a narrower terminal has room for the numbers only
 _STATUS_STYLES = {"finished": "green", "empty": "green", "failed": "bold red", "lost": "bold red"}
 
@@ -90,7 +91,7 @@ def _processes(run: RunSummary) -> Table:
 
 def _overview(requests: Sequence[RequestSummary]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("request", overflow="ellipsis", no_wrap=True)
+    table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=ID_WIDTH)
     for name in ("status", "total", "TTFT", "TTFA", "RTF"):
         table.add_column(name, justify="left" if name == "status" else "right", no_wrap=True)
     for request in requests:
