@@ -34,7 +34,7 @@ LIMIT_S = 240
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"`([\w./]+\.(?:py|yaml))`")
 _LINK = re.compile(r"\]\(([^):#]+)\)")
-_COMMAND = re.compile(r"`omni ([^`\n{]+)`")
+_COMMAND = re.compile(r"`omni ([a-z-][^`\n{]*)`")
 _HEADER = re.compile(r"^#.*\s\somni (.*?)(?: \.\.\.)?$", re.MULTILINE)
 
 
