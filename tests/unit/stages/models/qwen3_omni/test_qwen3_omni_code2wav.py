@@ -116,13 +116,14 @@ def test_one_piece_is_one_pass_bit_by_bit(module: Any) -> None:
     assert torch.equal(streamed(ExactDecoder(module, device=CPU), codes, [300]), one_pass(module, codes))
 
 
-def test_padding_and_company_change_nothing(module: Any) -> None:
+@pytest.mark.parametrize("batched", [True, False])
+def test_padding_and_company_change_nothing(module: Any, batched: bool) -> None:
     """Streams of many lengths and phases share steps, cut at random; each equals itself alone, and one pass."""
     draw = random.Random(5)
     codes = {uid: some_codes(draw.randint(1, 110), seed=uid) for uid in range(8)}
     left = {uid: pieces(c, [draw.randint(1, 30) for _ in range(120)], uid) for uid, c in codes.items()}
     waves: dict[int, list[torch.Tensor]] = {uid: [] for uid in codes}
-    decoder = ExactDecoder(module, device=CPU)
+    decoder = ExactDecoder(module, device=CPU, batched=batched)
     mixed = 0
     while left:
         batch = []
@@ -147,7 +148,8 @@ def test_no_frame_is_computed_twice(module: Any) -> None:
     counts = [decoder.decode([piece])[1] for piece in pieces(some_codes(57), [4, 25])]
     assert counts == [DecodeCounts(frames=4), DecodeCounts(frames=25), DecodeCounts(frames=25), DecodeCounts(frames=3)]
     batch = [Piece(uid=1, codes=some_codes(9), start=0, end=9), Piece(uid=2, codes=some_codes(5), start=0, end=5)]
-    assert decoder.decode(batch)[1] == DecodeCounts(frames=14, padding=4)
+    assert decoder.decode(batch)[1] == DecodeCounts(frames=14)
+    assert ExactDecoder(module, device=CPU, batched=True).decode(batch)[1] == DecodeCounts(frames=14, padding=4)
 
 
 def test_a_forgotten_stream_cannot_go_on(module: Any) -> None:
