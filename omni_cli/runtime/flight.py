@@ -9,11 +9,10 @@ from stages.messages import Sampling, StageRequest
 
 @dataclass(slots=True)
 class Flight:
-    """A request in flight: what was asked for, its way, and when its time is up (ns, None for never)."""
+    """A request in flight: what was asked for, and its way."""
 
     request: OmniRequest
     route: Route
-    deadline_ns: int | None = None
 
     def stage_request(self, uid: int, stage: str) -> StageRequest:
         """What one of its stages is asked to do."""

@@ -3,7 +3,9 @@
 It frees nothing itself: it says which owner may have its slot back.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from omni_cli.runtime.events import Event, LeaseDropped, LeaseGranted, LeaseRead, MediaPut
 from omni_cli.runtime.lifecycle import LEASE, advance
@@ -44,20 +46,12 @@ class LeaseLedger:
 
     def apply(self, source: str, event: Event) -> None:
         """Takes one event in; events without a lease pass. IllegalTransition if the lease is not where it should be."""
-        if isinstance(event, MessagePut):
-            self._put(source, event.uid, event.message.lease)
-        elif isinstance(event, OutputProduced):
-            self._put(source, event.uid, event.lease)
-        elif isinstance(event, MediaPut):
-            self._put(f"{REQUEST}.{event.consumer}", event.uid, event.lease)
-        elif isinstance(event, LeaseGranted):
-            self._move(event.lease, event.uid, "granted", "").reader = event.reader
-        elif isinstance(event, LeaseReleased):
-            self._end(event.lease, event.uid, "released", source)
-        elif isinstance(event, LeaseRead):
-            self._end(event.lease, event.uid, "read", "")
-        elif isinstance(event, LeaseDropped):
-            self._end(event.lease, event.uid, "dropped", "")
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, source, event)
+
+    def _granted(self, source: str, event: LeaseGranted) -> None:
+        self._move(event.lease, event.uid, "granted", "").reader = event.reader
 
     def _put(self, source: str, uid: int, lease: Lease | None) -> None:
         if lease is None:
@@ -80,3 +74,14 @@ class LeaseLedger:
     def _end(self, lease: Lease, uid: int, event: str, reader: str) -> None:
         self._move(lease, uid, event, reader)
         del self._live[lease.owner, lease.number]
+
+
+_HANDLERS: Mapping[type, Callable[[LeaseLedger, str, Any], None]] = {
+    MessagePut: lambda ledger, source, event: ledger._put(source, event.uid, event.message.lease),
+    OutputProduced: lambda ledger, source, event: ledger._put(source, event.uid, event.lease),
+    MediaPut: lambda ledger, source, event: ledger._put(f"{REQUEST}.{event.consumer}", event.uid, event.lease),
+    LeaseGranted: LeaseLedger._granted,
+    LeaseReleased: lambda ledger, source, event: ledger._end(event.lease, event.uid, "released", source),
+    LeaseRead: lambda ledger, source, event: ledger._end(event.lease, event.uid, "read", ""),
+    LeaseDropped: lambda ledger, source, event: ledger._end(event.lease, event.uid, "dropped", ""),
+}

@@ -203,6 +203,8 @@ class StreamRecord:
 
 @dataclass(slots=True)
 class StageRecord:
+    """A request in one stage. `position` is how many units it has done there."""
+
     process: str
     waits_for: tuple[str, ...]
     state: Stage = Stage.ABSENT
@@ -211,10 +213,13 @@ class StageRecord:
 
 @dataclass(slots=True)
 class RequestRecord:
+    """A request. `places` has the stages once more, by the process that the request is in."""
+
     admitted: RequestAdmitted
     state: Request = Request.ABSENT
     outputs: dict[str, OutputRecord] = field(default_factory=dict)
     stages: dict[str, StageRecord] = field(default_factory=dict)
+    places: dict[str, StageRecord] = field(default_factory=dict)
     streams: dict[tuple[str, str], StreamRecord] = field(default_factory=dict)
 
     @property
@@ -244,17 +249,14 @@ class Lifecycle:
         except KeyError:
             raise IllegalTransition(f"request {uid}", Request.ABSENT, event, uid) from None
 
-    def _stage(self, source: str, uid: int, event: str) -> StageRecord:
-        """The stage record of the sending process, or an error: events may come only from where the request is."""
-        stage = source.rpartition(".")[0]
-        found = self.record(uid, event).stages.get(stage)
-        if found is None or found.process != source:
-            raise IllegalTransition(f"request {uid} in {source}", Stage.ABSENT, event, uid)
-        return found
-
     def _on_stage(self, source: str, uid: int, event: str) -> StageRecord:
-        record = self._stage(source, uid, event)
-        record.state = advance(STAGE, record.state, event, f"request {uid} in {source}", uid)
+        """Most of what happens passes here: words for what cannot be are made only then."""
+        record = self.record(uid, event).places.get(source)
+        state = Stage.ABSENT if record is None else record.state  # events come only from where the request is
+        after = STAGE.get((state, event))
+        if record is None or after is None:
+            raise IllegalTransition(f"request {uid} in {source}", state, event, uid)
+        record.state = after  # type: ignore[assignment]
         return record
 
     def _on_request(self, uid: int, event: str) -> RequestRecord:
@@ -274,7 +276,7 @@ class Lifecycle:
         if event.stage in record.stages or event.stage not in record.admitted.stages:
             raise IllegalTransition(f"request {event.uid} in {event.stage}", "fixed", "submitted", event.uid)
         stage = StageRecord(process=event.process, waits_for=event.waits_for)
-        record.stages[event.stage] = stage
+        record.stages[event.stage] = record.places[event.process] = stage
         self._on_stage(event.process, event.uid, "submitted")
 
     def _cancelling(self, source: str, event: StageCancelling) -> None:

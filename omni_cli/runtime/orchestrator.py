@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime import events
+from omni_cli.runtime.deadlines import Deadlines
 from omni_cli.runtime.flight import Flight
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import (
@@ -77,6 +78,7 @@ class Orchestrator:
         self._lifecycle = Lifecycle()
         self._ledger = LeaseLedger()
         self._flights: dict[int, Flight] = {}
+        self._deadlines = Deadlines()
         self._dead: set[str] = set()
         self._waiting_for_room: deque[int] = deque()
         self._turns: dict[str, list[Command]] = {}
@@ -108,7 +110,7 @@ class Orchestrator:
         return frozenset(working | reading) - self._dead
 
     def next_deadline_ns(self) -> int | None:
-        return min((f.deadline_ns for f in self._flights.values() if f.deadline_ns is not None), default=None)
+        return self._deadlines.next_ns()
 
     def take_turns(self) -> dict[str, Turn]:
         """Lets in who is waiting, then says what each worker has to be told since the last call, in order."""
@@ -179,10 +181,7 @@ class Orchestrator:
 
     def expire(self) -> None:
         """Fails every request whose time is up."""
-        now = self._clock()
-        due = [uid for uid, f in self._flights.items() if f.deadline_ns is not None and f.deadline_ns <= now]
-        for uid in due:
-            self._flights[uid].deadline_ns = None
+        for uid in self._deadlines.take_due(self._clock()):
             stages = self._lifecycle.requests[uid].stages
             where = ", ".join(f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED)
             message = f"not done after timeout_s={self._flights[uid].request.timeout_s:g} ({where or 'in no stage'})"
@@ -238,8 +237,10 @@ class Orchestrator:
             self._finish_output(uid, event.modality, "empty" if event.reason == "empty" else "finished")
 
     def _read_output(self, process: str, ref: PayloadRef) -> Payload:
-        """The payload with bytes of its own: the slot goes back at once."""
+        """The payload with bytes of its own: a slot goes back at once."""
         payload = self._output_ports[process].get(ref)
+        if ref.inline is not None:
+            return payload
         tensors = tuple(replace(t, data=memoryview(bytes(t.data))) for t in payload.tensors)
         return Payload(tensors=tensors, meta=payload.meta)
 
@@ -272,7 +273,7 @@ class Orchestrator:
         if messages is None:
             return False
         if flight.request.timeout_s is not None:
-            flight.deadline_ns = self._clock() + round(flight.request.timeout_s * 1e9)
+            self._deadlines.set(uid, self._clock() + round(flight.request.timeout_s * 1e9))
         for message in messages:
             nbytes = message.ref.nbytes if message.ref else 0
             self._emit(
@@ -323,7 +324,7 @@ class Orchestrator:
             )
         )
         if all(o.state in (Output.FINISHED, Output.EMPTY) for o in record.outputs.values()):
-            self._flights[uid].deadline_ns = None
+            self._deadlines.clear(uid)
             self._emit(events.RequestFinished(t_ns=self._clock(), uid=uid))
             self._on_end(uid, RequestEnd(outcome="finished"))
 
@@ -342,7 +343,7 @@ class Orchestrator:
                 self._finish_output(uid, modality, outcome)
 
     def _wind_down(self, uid: int) -> None:
-        self._flights[uid].deadline_ns = None
+        self._deadlines.clear(uid)
         for holding in self._ledger.live():
             if holding.uid == uid and holding.state is Lease.HELD:
                 self._drop(uid, holding.lease)
