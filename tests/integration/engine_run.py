@@ -12,6 +12,7 @@ from omni_cli.launch.launcher import LocalLauncher
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
+from omni_cli.runtime.events import Event, Listener
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import OmniRequest, RequestError
 from stages.messages import ChatMessage, Part, Sampling
@@ -70,14 +71,18 @@ class EngineRun:
         return torch.cat([from_payload(payload.tensor("audio")) for payload in payloads])
 
 
-def run_requests(plan: ExecutionPlan, requests: Sequence[OmniRequest]) -> EngineRun:
+def _deaf(source: str, event: Event) -> None:
+    pass
+
+
+def run_requests(plan: ExecutionPlan, requests: Sequence[OmniRequest], listener: Listener = _deaf) -> EngineRun:
     """Starts the plan, drives all requests at once to their ends, stops the plan."""
     run, run_id = EngineRun(), secrets.token_hex(4)
     specs = stage_specs(plan, run_id, media_bytes=MEDIA_BYTES)
-    running = LocalLauncher(plan, specs, listener=lambda process, event: None).start()
+    running = LocalLauncher(plan, specs, listener=listener).start()
 
     async def drive() -> None:
-        async with OmniEngine(plan, running, listener=lambda process, event: None) as engine:
+        async with OmniEngine(plan, running, listener=listener) as engine:
             await asyncio.gather(*(_one(engine, request, run) for request in requests))
 
     try:

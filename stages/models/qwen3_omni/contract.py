@@ -109,7 +109,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             ),
             "code2wav": StageContract(
                 execution_type="llm_generation",
-                inputs={"talker": _COMPLETE},
+                inputs={"talker": InputContract(modes=("incremental", "complete"))},
                 outputs=("audio",),
                 max_units_a_row=CHUNK_FRAMES,
                 tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", compile="none", graphs=True),
