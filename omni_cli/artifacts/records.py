@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from omni_cli.errors import Fault
+from stages.events import FinishReason
 
 State = Literal["written", "empty"]
 Status = Literal["finished", "failed", "cancelled"]
@@ -13,11 +14,13 @@ Status = Literal["finished", "failed", "cancelled"]
 class ArtifactRecord:
     """One final output of a request. `empty`: the stage ended without a sample or character, so there is no file.
 
-    `path` is relative to the run folder, with forward slashes.
+    `path` is relative to the run folder, with forward slashes. `finish_reason` says why the output ended: `length` if a
+    limit cut it short.
     """
 
     output: str
     state: State = "written"
+    finish_reason: FinishReason | None = None
     path: str | None = None
     media_type: str | None = None
     size_bytes: int | None = None

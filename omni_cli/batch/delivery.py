@@ -1,6 +1,7 @@
 """What became of a request, into the run folder: its finished outputs as files, its end as a line of the results."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord
 from omni_cli.artifacts.waveform import AudioCollector
@@ -26,7 +27,7 @@ class Delivery:
             if output.reason is None:
                 continue
             try:
-                artifacts.append(self._write(task.request_id, output))
+                artifacts.append(replace(self._write(task.request_id, output), finish_reason=output.reason))
             except (ArtifactError, StageFailure) as failure:
                 attempt.fail(failure)
         return self._writer.end_request(

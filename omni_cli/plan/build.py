@@ -16,13 +16,12 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.plan.placement import Placement, place
-from omni_cli.plan.tuning import tuned, tuning_problems
+from omni_cli.plan.tuning import max_batch, tuned, tuning_problems
 from stages.config import EdgeMode
 from stages.errors import StageError
 from stages.messages import REQUEST
-from stages.models.registry import FamilyContract, StageContract
+from stages.models.registry import FamilyContract
 
-DEFAULT_MAX_BATCH = 8
 _LEAST_SLOTS = 16
 TEXT = "text"
 
@@ -176,7 +175,7 @@ def _assemble(
 ) -> ExecutionPlan:
     config, family = loaded.config, loaded.family
     settings = {name: config.deploy.stages.get(name, StageDeployConfig()) for name in graph.stages}
-    batches = {name: _batch(settings[name], family.stages[name]) for name in graph.stages}
+    batches = {name: max_batch(family.stages[name], settings[name]) for name in graph.stages}
     edges = _Edges(loaded=loaded, batches=batches, model_path=model.path)
 
     def stage(name: str) -> StagePlan:
@@ -219,9 +218,3 @@ def _assemble(
         drain_timeout_s=config.deploy.drain_timeout_s,
         options=loaded.options,
     )
-
-
-def _batch(setting: StageDeployConfig, contract: StageContract) -> int:
-    if setting.max_batch is not None:
-        return setting.max_batch
-    return DEFAULT_MAX_BATCH if contract.max_batch is None else min(DEFAULT_MAX_BATCH, contract.max_batch)

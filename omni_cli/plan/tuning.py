@@ -9,16 +9,26 @@ from stages.config import StageTuning
 from stages.models.registry import FamilyContract, StageContract
 
 KEYS = tuple(field.name for field in dataclasses.fields(StageTuning))
+DEFAULT_MAX_BATCH = 8
 CHUNK_KEYS = ("first_chunk_frames", "chunk_frames")
+
+
+def max_batch(contract: StageContract, setting: StageDeployConfig) -> int:
+    """Requests that a replica works on at once."""
+    if setting.max_batch is not None:
+        return setting.max_batch
+    return DEFAULT_MAX_BATCH if contract.max_batch is None else min(DEFAULT_MAX_BATCH, contract.max_batch)
 
 
 def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) -> StageTuning:
     """The keys in effect. CUDA graphs are off on the CPU, whatever the contract's default, and transformers' decoding
-    has chunks of its own."""
+    has chunks of its own. A step has at least a token for each request."""
     given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
     found = dataclasses.replace(contract.tuning, **given)
     if found.decode == "transformers":
         found = dataclasses.replace(found, **dict.fromkeys(CHUNK_KEYS))
+    if found.step_tokens is not None:
+        found = dataclasses.replace(found, step_tokens=max(found.step_tokens, max_batch(contract, setting)))
     return found if on_gpu or found.graphs is None else dataclasses.replace(found, graphs=False)
 
 
@@ -37,10 +47,9 @@ def tuning_problems(
         message = f"is true, but `{name}` runs on the CPU, where there are no CUDA graphs; leave it out"
         yield Problem(key=f"deploy.stages.{name}.graphs", message=message)
     yield from _chunk_problems(name, family.stages[name], setting)
-    if setting.step_tokens is not None and setting.max_batch is not None and setting.step_tokens < setting.max_batch:
-        message = (
-            f"is {setting.step_tokens}, less than max_batch={setting.max_batch}: a step has a token for each request"
-        )
+    batch = max_batch(family.stages[name], setting)
+    if setting.step_tokens is not None and setting.step_tokens < batch:
+        message = f"is {setting.step_tokens}, less than max_batch={batch}: a step has a token for each request"
         yield Problem(key=f"deploy.stages.{name}.step_tokens", message=message)
 
 

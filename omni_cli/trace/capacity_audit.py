@@ -106,9 +106,9 @@ class CapacityAudit:
             if count > facts.get(name, count):
                 yield f"{where} has {count}, more than {name}={facts[name]}"
         if size := facts.get("kv_block_tokens"):
-            needed = sum(-(-count // size) for count in held.computed.values())
+            needed = sum(-(-(row.start + row.tokens) // size) for row in event.rows)
             if event.kv_blocks < needed:
-                yield f"{where} holds tokens for {needed} KV blocks in {event.kv_blocks}"
+                yield f"{where} works on {needed} KV blocks of {event.kv_blocks}"
 
 
 def _uids(event: object) -> set[int]:

@@ -4,7 +4,7 @@ from stages.events import FinishReason
 from stages.messages import StageRequest
 from stages.models.synthetic.codes import CODE_GROUPS
 from stages.models.synthetic.options import SyntheticOptions
-from stages.models.synthetic.runner import State, SyntheticRunner
+from stages.models.synthetic.runner import State, Stream, SyntheticRunner
 from stages.models.synthetic.waves import audio
 from stages.runners.base import Output, RowResult
 from stages.schedulers.base import Row
@@ -29,9 +29,13 @@ class Code2WavRunner(SyntheticRunner[State]):
             payload = audio(codes, row.position, row.units, state.options)
             outputs = (Output(modality="audio", units=row.units, payload=payload),)
         finished = stream.ended and end * CODE_GROUPS >= len(stream.data)
-        return RowResult(uid=row.uid, units=row.units, finished=reason(end) if finished else None, outputs=outputs)
+        return RowResult(
+            uid=row.uid, units=row.units, finished=reason(end, stream) if finished else None, outputs=outputs
+        )
 
 
-def reason(frames: int) -> FinishReason:
-    """Why an audio output of that many frames ended."""
-    return "stop" if frames else "empty"
+def reason(frames: int, *streams: Stream) -> FinishReason:
+    """Why an audio output of that many frames ended: cut short if a stream was that it is made of."""
+    if not frames:
+        return "empty"
+    return "length" if any(stream.reason == "length" for stream in streams) else "stop"

@@ -21,13 +21,14 @@ MEDIA = ("image", "audio", "video")
 MAX_FRAMES_A_ROW = 64  # of code2wav and mixer: a step's piece of audio is at most 64 * 1920 samples
 
 _EITHER = InputContract(modes=("incremental", "complete"))
+_AHEAD = InputContract(modes=("incremental", "complete"), lookahead_units=1)
+# no KV cache unless `kv_blocks` is given
+_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0)
 
 
-def _language(*producers: str, outputs: tuple[str, ...] = ()) -> StageContract:
-    inputs = dict.fromkeys(producers, _EITHER)
-    return StageContract(
-        execution_type="llm_ar", inputs=inputs, outputs=outputs, sampled=True, tuning=StageTuning(step_tokens=2048)
-    )
+def _language(*producers: str, outputs: tuple[str, ...] = (), contract: InputContract = _EITHER) -> StageContract:
+    inputs = dict.fromkeys(producers, contract)
+    return StageContract(execution_type="llm_ar", inputs=inputs, outputs=outputs, sampled=True, tuning=_LANGUAGE)
 
 
 def _codec(*producers: str, output: str) -> StageContract:
@@ -62,7 +63,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         stages={
             "thinker": _language(outputs=("text",)),
             "talker": _language("thinker"),
-            "singer": _language("thinker"),
+            "singer": _language("thinker", contract=_AHEAD),  # sings a token only if it knows the next one
             "code2wav": _codec("talker", output="audio"),
             "mixer": _codec("talker", "singer", "thinker", output="audio_mix"),
         },

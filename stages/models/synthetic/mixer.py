@@ -54,4 +54,6 @@ class MixerRunner(SyntheticRunner[MixerState]):
             payload = audio(mixed, row.position, units, state.options)
             outputs = (Output(modality="audio_mix", units=units, payload=payload),)
         finished = end == frames and all(voice.ended for voice in voices)
-        return RowResult(uid=row.uid, units=units, finished=reason(frames) if finished else None, outputs=outputs)
+        return RowResult(
+            uid=row.uid, units=units, finished=reason(frames, *voices) if finished else None, outputs=outputs
+        )

@@ -88,6 +88,8 @@ class SyntheticOptions(_Strict):
     """Ballast in each message between stages, checked by its reader."""
     fail: Fail = field(default_factory=Fail)
     """A failure on purpose."""
+    prompt_tokens: Annotated[int, Within(1, 1_000_000)] = 1
+    """Length of the prompt of a language stage, which counts where the stage has a KV cache."""
     never_end: bool = False
     """The talker goes on after its last frame, at most 100 frames a second, until the request is cancelled."""
     sample_rate_hz: Annotated[int, Within(1_000, 384_000)] = 24_000

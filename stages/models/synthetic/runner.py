@@ -3,30 +3,34 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from stages.config import StageSpec
 from stages.errors import RequestRefused, StageError, describe
+from stages.events import FinishReason
 from stages.messages import REQUEST, ChatMessage, Part, StageRequest
 from stages.models.registry import contract
+from stages.models.synthetic.cache import BlockCache
 from stages.models.synthetic.faults import Faults
 from stages.models.synthetic.options import AT_LOAD, SyntheticOptions
 from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, RowResult
-from stages.schedulers.base import Row
+from stages.schedulers.base import KVCapacity, Row
 
+_REASON = "finish_reason"
 _WARM_UP = -1  # a uid that no request has
 
 
 class Stream:
-    """What a request keeps of one input: the rows of its tensor, one after the other."""
+    """What a request keeps of one input: the rows of its tensor, one after the other, and why it ended."""
 
-    __slots__ = ("data", "ended", "messages")
+    __slots__ = ("data", "ended", "messages", "reason")
 
     def __init__(self, ended: bool = False) -> None:
         self.data = bytearray()
         self.ended = ended
         self.messages = 0
+        self.reason: FinishReason | None = None
 
 
 class State:
@@ -63,6 +67,8 @@ class SyntheticRunner(ABC, Generic[S]):
         self._faults = Faults(spec.stage, sleep)
         self._modes = {edge.consumer: edge.mode for edge in spec.consumers}
         self._states: dict[int, S] = {}
+        blocks, block_tokens = spec.tuning.kv_blocks or 0, spec.tuning.kv_block_tokens or 1
+        self._cache = BlockCache(KVCapacity(blocks=blocks, block_tokens=block_tokens)) if blocks else None
 
     def load(self) -> tuple[tuple[str, str], ...]:
         self._faults.load(self._defaults)
@@ -98,6 +104,8 @@ class SyntheticRunner(ABC, Generic[S]):
             self.take(state, stream, payload)
             stream.messages += 1
         stream.ended = eos
+        if eos and payload.meta:
+            stream.reason = cast("FinishReason", payload.scalar(_REASON))
 
     def take(self, state: S, stream: Stream, payload: Payload) -> None:
         """Keeps what a message brings."""
@@ -110,46 +118,55 @@ class SyntheticRunner(ABC, Generic[S]):
     def _row(self, row: Row) -> RowResult:
         state = self._states[row.uid]
         try:
+            if self._cache is not None:
+                self._cache.compute(row)
+                if not row.units:  # a chunk of the prompt, or of what was lost
+                    return RowResult(uid=row.uid, units=0)
             self._faults.units(state.options, row.position, row.units)
             return self.compute(row, state)
         except Exception as error:
             return RowResult(uid=row.uid, units=0, error=describe(error, self._stage))
 
     def prompt_tokens(self, uid: int) -> int:
-        return 1
+        return self._states[uid].options.prompt_tokens
 
-    def kv_capacity(self) -> None:
-        return None
+    def kv_capacity(self) -> KVCapacity | None:
+        return None if self._cache is None else self._cache.capacity
 
     def preempt(self, uids: tuple[int, ...]) -> None:
-        """There is no KV to lose."""
+        if self._cache is not None:
+            for uid in uids:
+                self._cache.forget(uid)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return ()
 
     def end(self, uid: int) -> None:
         del self._states[uid]
+        if self._cache is not None:
+            self._cache.forget(uid)
 
     def close(self) -> None:
         self._states.clear()
 
-    def emissions(self, state: S, tensor: Tensor, position: int, last: bool) -> tuple[Emission, ...]:
-        """One unit for every consumer, with ballast in each message that this becomes."""
+    def emissions(self, state: S, tensor: Tensor, position: int, finished: FinishReason | None) -> tuple[Emission, ...]:
+        """One unit for every consumer, with ballast in each message that this becomes. The last one says why it is."""
         if not state.options.payload_bytes:
-            payload = Payload(tensors=(tensor,))
+            payload = Payload(tensors=(tensor,), meta=_meta(finished))
             return tuple(Emission(consumer=c, units=1, payload=payload) for c in state.request.consumers)
         return tuple(
-            Emission(consumer=c, units=1, payload=self._loaded(state, tensor, position, last, c))
+            Emission(consumer=c, units=1, payload=self._loaded(state, tensor, position, finished, c))
             for c in state.request.consumers
         )
 
-    def _loaded(self, state: S, tensor: Tensor, position: int, last: bool, consumer: str) -> Payload:
+    def _loaded(self, state: S, tensor: Tensor, position: int, finished: FinishReason | None, consumer: str) -> Payload:
         message = position if self._modes[consumer] == "incremental" else 0
-        if self._modes[consumer] == "complete" and not last:
+        if self._modes[consumer] == "complete" and finished is None:
             return Payload(tensors=(tensor,))
         size = state.options.payload_bytes
         data = memoryview(bytes((_ballast(state.request.uid, message),)) * size)
-        return Payload(tensors=(tensor, Tensor(name="ballast", dtype="uint8", shape=(size,), data=data)))
+        ballast = Tensor(name="ballast", dtype="uint8", shape=(size,), data=data)
+        return Payload(tensors=(tensor, ballast), meta=_meta(finished))
 
     @abstractmethod
     def start(self, request: StageRequest, options: SyntheticOptions) -> S:
@@ -158,6 +175,10 @@ class SyntheticRunner(ABC, Generic[S]):
     @abstractmethod
     def compute(self, row: Row, state: S) -> RowResult:
         """One row; what it raises fails this request alone."""
+
+
+def _meta(finished: FinishReason | None) -> tuple[tuple[str, str], ...]:
+    return () if finished is None else ((_REASON, finished),)
 
 
 def _ballast(uid: int, message: int) -> int:

@@ -50,7 +50,7 @@ class TalkerRunner(SyntheticRunner[TalkerState]):
             uid=row.uid,
             units=1,
             finished=finished,
-            emissions=self.emissions(state, tensor, position, finished is not None),
+            emissions=self.emissions(state, tensor, position, finished),
         )
 
 

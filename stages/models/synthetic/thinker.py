@@ -73,7 +73,7 @@ class ThinkerRunner(SyntheticRunner[ThinkerState]):
             uid=row.uid,
             units=1,
             finished=finished,
-            emissions=self.emissions(state, tokens, position, finished is not None),
+            emissions=self.emissions(state, tokens, position, finished),
             outputs=outputs,
         )
 

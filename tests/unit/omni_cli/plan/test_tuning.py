@@ -52,6 +52,8 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
 
 def test_a_step_has_a_token_for_each_request():
     assert "less than max_batch=9" in refusal("deploy.stages.thinker={step_tokens: 8, max_batch: 9}")
+    assert "less than max_batch=8" in refusal("deploy.stages.thinker.step_tokens=7")
+    assert planned("deploy.stages.thinker.max_batch=200").stage("thinker").tuning.step_tokens == 200
 
 
 def test_transformers_decoding_has_chunks_of_its_own():

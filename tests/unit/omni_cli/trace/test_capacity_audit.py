@@ -58,7 +58,7 @@ def test_tokens_are_computed_once_and_again_after_a_preemption():
         (((1, 0, 1), (2, 0, 1), (3, 0, 1)), 3, "has 3, more than max_batch=2"),
         (((1, 0, 9),), 4, "has 9, more than step_tokens=8"),
         (((1, 0, 1),), 5, "has 5, more than kv_blocks=4"),
-        (((1, 0, 5), (2, 0, 1)), 2, "holds tokens for 3 KV blocks in 2"),
+        (((1, 0, 5), (2, 0, 1)), 2, "works on 3 KV blocks of 2"),
     ],
 )
 def test_a_step_stays_within_what_the_process_has(rows, kv_blocks, text):

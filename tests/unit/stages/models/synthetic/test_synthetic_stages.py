@@ -133,7 +133,7 @@ def test_limits_cut_text_and_audio_and_say_so(mode):
     line.run()
     assert (line.texts[1, "text"], line.reasons[1, "text"]) == ("one two", "length")
     assert line.sound(1) == expected_audio("one two", 9, 4)
-    assert line.finished[1]["talker"] == "length"
+    assert line.finished[1]["talker"] == line.reasons[1, "audio"] == "length"
 
 
 @pytest.mark.parametrize("mode", MODES)
