@@ -29,7 +29,8 @@ TEXT_TOKENS = 6
 WORDS = (
     "recipe=qwen3_omni",
     "pipeline.stages.code2wav.inputs.talker=incremental",
-    f"deploy.stages.code2wav={{first_chunk_frames: {FIRST}, chunk_frames: {THEN}}}",
+    f"deploy.stages.code2wav.first_chunk_frames={FIRST}",
+    f"deploy.stages.code2wav.chunk_frames={THEN}",
     f"deploy.stages.code2wav.inputs.talker.slots={SLOTS}",
     f"deploy.stages.talker.max_batch={len(FRAMES)}",
 )
