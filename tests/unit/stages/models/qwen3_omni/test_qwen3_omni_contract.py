@@ -30,13 +30,13 @@ def test_three_stages_and_two_outputs() -> None:
     }
 
 
-def test_edges_are_fed_whole() -> None:
+def test_how_edges_may_be_fed() -> None:
     modes = {
         (producer, name): contract.modes
         for name, stage in CONTRACT.stages.items()
         for producer, contract in stage.inputs.items()
     }
-    assert modes == {("thinker", "talker"): ("complete",), ("talker", "code2wav"): ("complete",)}
+    assert modes == {("thinker", "talker"): ("complete",), ("talker", "code2wav"): ("incremental", "complete")}
 
 
 def test_importing_it_loads_neither_torch_nor_transformers() -> None:
