@@ -21,8 +21,10 @@ log = logging.getLogger(__name__)
 # What explains a failure must be on disk before anything else can go wrong.
 URGENT = frozenset({RunStarted, StageFailed, RequestFailed, ProcessDead, RunFinished})
 
-# Encoding holds the interpreter lock and writing gives it up: the event loop waits for one slice at most.
+# Encoding holds the interpreter lock. A write gives it up, but is over and takes it again before an event loop that waits
+# for it has woken. So there is a pause between two slices, long enough for that: the loop waits for one slice at most.
 SLICE_EVENTS = 64
+PAUSE_S = 0.0002
 
 
 class Recorder:
@@ -85,6 +87,8 @@ class Recorder:
             events = [self._pending.popleft() for _ in range(count)]
             if self.problem is None:
                 self._write_slice(events)
+                if self._pending:
+                    self._hurry.wait(PAUSE_S)
 
     def _write_slice(self, events: list[tuple[str, Event]]) -> None:
         try:
