@@ -104,7 +104,15 @@ class OmniEngine:
             self._timer.cancel()
         for client in self._clients.values():
             client.close()
+        await asyncio.to_thread(self._join_writers)
         self._open.close()
+
+    def _join_writers(self) -> None:
+        """What a stage was told last, it hears before it is told to stop: it takes back its slots."""
+        due_ns = self._clock() + int(ANSWER_S * 1e9)
+        for process, client in self._clients.items():
+            if not client.join_writer(max(0.0, (due_ns - self._clock()) / 1e9)):
+                self._handles[process].give_up()
 
     def check(self, request: OmniRequest) -> None:
         """InputError for what this deployment cannot do; nothing has been taken on then."""

@@ -23,14 +23,12 @@ class StageClient:
         self.process = handle.process
         self._on_receive = on_receive
         self._outbox: SimpleQueue[Turn | None] = SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._read, name=f"read {self.process}", daemon=True),
-            threading.Thread(target=self._write, name=f"write {self.process}", daemon=True),
-        ]
+        self._reader = threading.Thread(target=self._read, name=f"read {self.process}", daemon=True)
+        self._writer = threading.Thread(target=self._write, name=f"write {self.process}", daemon=True)
 
     def start(self) -> None:
-        for thread in self._threads:
-            thread.start()
+        self._reader.start()
+        self._writer.start()
 
     def send(self, turn: Turn) -> None:
         """Never blocks. To a dead process nothing is sent; its death is reported by the reader."""
@@ -40,11 +38,15 @@ class StageClient:
         """Ends the writer, after what is queued. The reader ends with the process."""
         self._outbox.put(None)
 
+    def join_writer(self, timeout_s: float) -> bool:
+        """Waits for the end of the writer; False if the process does not read what is left."""
+        self._writer.join(timeout_s)
+        return not self._writer.is_alive()
+
     def join(self, timeout_s: float) -> bool:
         """Waits for both threads; False if one of them is still there."""
-        for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+        self._reader.join(timeout_s)
+        return self.join_writer(timeout_s) and not self._reader.is_alive()
 
     def _read(self) -> None:
         while True:

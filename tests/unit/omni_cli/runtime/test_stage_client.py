@@ -1,6 +1,7 @@
 """The reader thread of a stage: what it passes on, what it logs itself, and how it ends."""
 
 import logging
+import threading
 
 import pytest
 
@@ -41,3 +42,23 @@ def test_reports_are_passed_on_and_log_lines_logged_once_under_the_stages_name(
     assert client.join(10)
     assert received == [report, None]
     assert [(record.name, record.message) for record in caplog.records] == [("omni.stage.talker.0", "100 % loaded")]
+
+
+def test_what_is_queued_is_sent_before_the_writer_ends() -> None:
+    reading, sent = threading.Event(), []
+
+    class Deaf(Handle):
+        def send(self, turn: Turn) -> None:
+            reading.wait()
+            sent.append(turn)
+
+    client = StageClient(Deaf(), lambda client, message: None)
+    turns = [Turn(commands=(), sent_ns=number) for number in range(3)]
+    for turn in turns:
+        client.send(turn)
+    client.close()
+    client.start()
+    assert not client.join_writer(0.01)
+    reading.set()
+    assert client.join_writer(10)
+    assert sent == turns
