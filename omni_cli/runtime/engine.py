@@ -104,8 +104,8 @@ class OmniEngine:
             self._timer.cancel()
         for client in self._clients.values():
             client.close()
-        await asyncio.to_thread(self._join_writers)
         self._open.close()
+        await asyncio.to_thread(self._join_writers)
 
     def _join_writers(self) -> None:
         """What a stage was told last, it hears before it is told to stop: it takes back its slots."""

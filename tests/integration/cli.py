@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from omni_cli.trace.reader import TraceReader
 
 ROOT = Path(__file__).parents[2]
 SHM = Path("/dev/shm")
+Found = TypeVar("Found")
 TAG = f"started_by_test={secrets.token_hex(8)}"  # in the environment of whatever is started here
 
 
@@ -118,26 +120,34 @@ def start(*words: str, cwd: Path, **popen: object) -> subprocess.Popen:
         [sys.executable, "-m", "omni_cli", *words],
         cwd=cwd,
         env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         text=True,
-        **popen,
+        **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},
     )
+
+
+def wait_for(look: Callable[[], Found | None], what: str, limit_s: float = 60) -> Found:
+    """What `look` finds as soon as it finds something."""
+    end = time.monotonic() + limit_s
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(0.01)  # a file has no event to wait on
+    raise AssertionError(f"{what} has not come within {limit_s} s")
 
 
 def wait_for_event(trace: Path, kind: str, limit_s: float = 60, **fields: object) -> dict:
     """The first event of that kind in a growing trace, with all the fields given."""
-    end = time.monotonic() + limit_s
-    while time.monotonic() < end:
-        if trace.exists():
-            for line in trace.read_text(encoding="utf-8").splitlines():
-                if f'"{kind}"' in line and line.endswith("}"):
-                    event = json.loads(line)
-                    if event["kind"] == kind and all(event.get(k) == v for k, v in fields.items()):
-                        return event
-        time.sleep(0.01)  # a file has no event to wait on
-    raise AssertionError(f"no {kind} {fields} in {trace}")
+
+    def look() -> dict | None:
+        lines = trace.read_text(encoding="utf-8").splitlines() if trace.exists() else []
+        for line in lines:
+            if f'"{kind}"' in line and line.endswith("}"):
+                event = json.loads(line)
+                if event["kind"] == kind and all(event.get(k) == v for k, v in fields.items()):
+                    return event
+        return None
+
+    return wait_for(look, f"{kind} {fields} in {trace}", limit_s)
 
 
 def read_events(trace: Path) -> list[dict]:
@@ -179,7 +189,8 @@ def check_trace(run: Path) -> None:
     traces = sorted(run.glob("trace*.jsonl"))
     assert traces
     for trace in traces:
-        assert check(TraceReader(trace)) == []
+        findings = check(TraceReader(trace))
+        assert findings == [], f"{trace}: {findings}"
 
 
 def kill(pid: int) -> None:
