@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 # What explains a failure must be on disk before anything else can go wrong.
 URGENT = frozenset({RunStarted, StageFailed, RequestFailed, ProcessDead, RunFinished})
 
-# Encoding holds the interpreter lock. A write gives it up, but is over and takes it again before an event loop that waits
-# for it has woken. So there is a pause between two slices, long enough for that: the loop waits for one slice at most.
+# Encoding holds the interpreter lock. A write gives it up, but is over and takes it again before an event loop that
+# waits for it has woken. So there is a pause between two slices, long enough for that: the loop waits for one at most.
 SLICE_EVENTS = 64
 PAUSE_S = 0.0002
 
