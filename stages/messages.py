@@ -18,8 +18,10 @@ REQUEST = "request"  # the producer's name on the edge that carries decoded medi
 class Sampling:
     """How a stage draws its tokens; None leaves the choice to the checkpoint's own generation config.
 
-    `temperature` 0 is greedy. `max_tokens` counts the stage's own tokens. `seed` keys the draws of this stage alone;
-    None takes the request's. `ignore_eos` goes on to the limit, for measuring.
+    `temperature` 0 is greedy. `max_tokens` counts the stage's own tokens. `logit_bias` is added to the logits of its
+    tokens. `stop` ends a text before the first of these strings, `stop_token_ids` the stage with the token. `seed` keys
+    the draws of this stage alone; None takes the request's. `ignore_eos` goes on to the limit, for measuring.
+    `logprobs` is how many likely tokens are reported beside each token; None reports no log probabilities.
     """
 
     temperature: float | None = None
@@ -27,10 +29,16 @@ class Sampling:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     min_tokens: int = 0
     max_tokens: int | None = None
     seed: int | None = None
     ignore_eos: bool = False
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ Numbers are strict: `"8"` is no number, 1.5 no count, `true` neither, NaN and in
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, Strict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, model_validator
 
 from stages.messages import Sampling
 
@@ -23,6 +23,19 @@ Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), Field(gt=0, le=86_400 * 7)]
 Seed = Annotated[int, Strict(), Field(ge=0, lt=1 << 63)]
 Tokens = Annotated[int, Strict(), Field(ge=1, le=MAX_TOKENS)]
+TokenId = Annotated[int, Strict(), Field(ge=0, lt=1 << 31)]
+
+
+def _token_key(key: object) -> object:
+    """Keys of a map are texts in JSON and in overrides."""
+    return int(key) if isinstance(key, str) and key.isascii() and key.isdecimal() else key
+
+
+# Strict would refuse a list, which is how JSON and YAML write a tuple.
+Stops = Annotated[tuple[Text, ...], Field(max_length=16)]
+StopIds = Annotated[tuple[TokenId, ...], Field(max_length=256)]
+Bias = Annotated[float, Strict(), Field(ge=-100, le=100)]
+Biases = Annotated[dict[Annotated[TokenId, BeforeValidator(_token_key)], Bias], Field(max_length=1024)]
 
 
 class SamplingConfig(ConfigModel):
@@ -38,6 +51,16 @@ class SamplingConfig(ConfigModel):
     """Drop tokens less likely than this share of the most likely one; 0 drops none."""
     repetition_penalty: Annotated[float, Strict(), Field(gt=0, le=10)] | None = None
     """Divides the logits of tokens that have occurred; 1 is none."""
+    presence_penalty: Annotated[float, Strict(), Field(ge=-2, le=2)] | None = None
+    """Subtracted from the logits of tokens that were generated before; 0 is none."""
+    frequency_penalty: Annotated[float, Strict(), Field(ge=-2, le=2)] | None = None
+    """Subtracted from a token's logit for each time that it was generated before; 0 is none."""
+    logit_bias: Biases = Field(default={})
+    """Added to the logits of tokens, by token id; -100 all but forbids one."""
+    stop: Stops = ()
+    """The text ends before the first of these strings."""
+    stop_token_ids: StopIds = ()
+    """The stage ends with any of these tokens."""
     min_tokens: Annotated[int, Strict(), Field(ge=0, le=MAX_TOKENS)] = 0
     """No end before so many tokens of this stage."""
     max_tokens: Tokens | None = None
@@ -46,6 +69,8 @@ class SamplingConfig(ConfigModel):
     """Keys the draws of this stage alone; null takes the request's."""
     ignore_eos: Flag = False
     """Go on to max_tokens past the end token, for measuring."""
+    logprobs: Annotated[int, Strict(), Field(ge=0, le=20)] | None = None
+    """Report each token's log probability, and those of so many likely tokens beside it; null reports nothing."""
 
     @model_validator(mode="after")
     def _order(self) -> Self:
@@ -56,4 +81,4 @@ class SamplingConfig(ConfigModel):
     def message(self) -> Sampling:
         """The same as the message that goes to the stage."""
         fields: dict[str, Any] = self.model_dump()
-        return Sampling(**fields)
+        return Sampling(**{**fields, "logit_bias": tuple(sorted(self.logit_bias.items()))})

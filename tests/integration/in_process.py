@@ -19,7 +19,7 @@ from stages.models.registry import build_runner, contract
 from stages.payload import Payload, view
 from stages.runners.base import RowResult
 from stages.runners.tensors import from_payload, to_payload
-from stages.schedulers.base import RowProgress
+from stages.schedulers.base import Row, RowProgress
 from stages.schedulers.registry import create_scheduler
 
 STAGES = ("thinker", "talker", "code2wav")
@@ -46,19 +46,22 @@ class Answered:
     codes: torch.Tensor | None = None
     waveform: torch.Tensor = field(default_factory=lambda: torch.empty(0))
     reasons: dict[str, str] = field(default_factory=dict)
+    logs: list[dict[str, torch.Tensor]] = field(default_factory=list)
     error: ErrorInfo | None = None
 
 
 # Code2wav as transformers decodes: bit by bit.
 BITWISE: Mapping[str, Mapping[str, object]] = {"code2wav": {"decode": "transformers"}}
 COMPLETE: Mapping[str, EdgeMode] = {"request": "complete", "thinker": "complete", "talker": "complete"}
+NOTHING: Mapping[str, int] = {}
 
 
 class Pipeline:
     """Thinker, talker and code2wav of one checkpoint, loaded.
 
-    `tuning` changes the contract's tuning, by stage; `modes` says by producer how its edge is carried. `log` has what
-    happened in the last run, in order: (stage, uid) for each row, ("audio", uid) for each piece of audio.
+    `tuning` changes the contract's tuning, by stage; `modes` says by producer how its edge is carried; `kv_blocks`
+    makes the KV cache of a stage smaller than it is. `log` has what happened in the last run, in order: (stage, uid)
+    for each row, ("audio", uid) for each piece of audio; `steps` has the steps' rows by stage, `preempted` counts.
     """
 
     def __init__(
@@ -70,41 +73,62 @@ class Pipeline:
         tuning: Mapping[str, Mapping[str, object]] = BITWISE,
         modes: Mapping[str, EdgeMode] = COMPLETE,
     ) -> None:
-        declared = contract("qwen3_omni").stages
-        self.modes = modes
-        self.log: list[tuple[str, int]] = []
+        self._declared = contract("qwen3_omni").stages
+        self._max_batch = max_batch
         self.runners = {}
-        self._schedulers = {}
         for name in STAGES:
             spec = StageSpec(
                 run_id="test", family="qwen3_omni", stage=name, replica=0, generation=0,
-                execution_type=declared[name].execution_type,
+                execution_type=self._declared[name].execution_type,
                 model=ModelSpec(path=str(folder), load_format=load_format, dtype="float32"),
                 devices=(), max_batch=max_batch, memory_fraction=0.3, threads=1, inputs=(), consumers=(), outputs=(),
-                tuning=replace(declared[name].tuning, **tuning.get(name, {})),
+                tuning=replace(self._declared[name].tuning, **tuning.get(name, {})),
             )  # fmt: skip
             self.runners[name] = build_runner(spec)
             self.runners[name].load()
             self.runners[name].warm_up()
+        self.schedule(tuning=tuning, modes=modes)
+
+    def schedule(
+        self,
+        *,
+        tuning: Mapping[str, Mapping[str, object]] = BITWISE,
+        modes: Mapping[str, EdgeMode] = COMPLETE,
+        kv_blocks: Mapping[str, int] = NOTHING,
+    ) -> None:
+        """How the schedulers work from now on; what `tuning` says to the runners was decided before."""
+        self.modes = modes
+        self._schedulers = {}
+        for name in STAGES:
+            declared, kv = self._declared[name], self.runners[name].kv_capacity()
+            if kv is not None:
+                kv = replace(kv, blocks=kv_blocks.get(name, kv.blocks))
             self._schedulers[name] = create_scheduler(
-                spec.execution_type,
-                max_batch,
-                declared[name].max_units_a_row,
-                tuning=spec.tuning,
-                kv=self.runners[name].kv_capacity(),
-                lookahead={producer: found.lookahead_units for producer, found in declared[name].inputs.items()},
+                declared.execution_type,
+                self._max_batch,
+                declared.max_units_a_row,
+                tuning=replace(declared.tuning, **tuning.get(name, {})),
+                kv=kv,
+                lookahead={producer: found.lookahead_units for producer, found in declared.inputs.items()},
             )
 
-    def run(self, asked: Sequence[Asked]) -> list[Answered]:
+    def run(self, asked: Sequence[Asked], *, arrivals: Sequence[int] = ()) -> list[Answered]:
+        """Each request comes after as many rounds of steps as `arrivals` says; at once if it says nothing."""
         answers = [Answered() for _ in asked]
         self._emitted: dict[tuple[int, str], list[tuple[int, Payload]]] = {}
         self._waves: dict[int, list[torch.Tensor]] = {}
-        self.log = []
-        for uid, request in enumerate(asked):
-            self._submit(uid, request, answers[uid])
-        while any(self._schedulers.values()):
+        self.log: list[tuple[str, int]] = []
+        self.steps: dict[str, list[tuple[Row, ...]]] = {name: [] for name in STAGES}
+        self.preempted = 0
+        coming = sorted(zip(arrivals or [0] * len(asked), range(len(asked)), strict=True), reverse=True)
+        turn = 0
+        while coming or any(self._schedulers.values()):
+            while coming and coming[-1][0] <= turn:
+                uid = coming.pop()[1]
+                self._submit(uid, asked[uid], answers[uid])
             progress = [self._step(name, answers) for name in STAGES]
-            assert any(progress), "no stage can go on"
+            assert coming or any(progress) or not any(self._schedulers.values()), "no stage can go on"
+            turn += 1
         for uid, pieces in self._waves.items():
             answers[uid].waveform = torch.cat(pieces)
         return answers
@@ -115,6 +139,8 @@ class Pipeline:
             return False
         if step.preempted:
             self.runners[name].preempt(step.preempted)
+            self.preempted += len(step.preempted)
+        self.steps[name].append(step.rows)
         self.log += [(name, row.uid) for row in step.rows]
         for result in self.runners[name].execute(step.rows) if step.rows else ():
             self._settle(name, result, answers[result.uid])
@@ -179,7 +205,9 @@ class Pipeline:
         )
         for output in result.outputs:
             answer.text += output.text
-            if output.payload is not None:
+            if output.modality == "text" and output.payload is not None:
+                answer.logs.append({tensor.name: from_payload(tensor) for tensor in output.payload.tensors})
+            elif output.payload is not None:
                 assert output.payload.scalar("sample_rate_hz") == 24000
                 self.log.append(("audio", uid))
                 self._waves.setdefault(uid, []).append(from_payload(output.payload.tensor("audio")))
@@ -203,7 +231,9 @@ class Pipeline:
                     frames = from_payload(tensor).T
                     answer.codes = frames if answer.codes is None else torch.cat((answer.codes, frames), dim=1)
         if (uid, name) in self._emitted and (eos or self.modes[name] == "incremental"):
-            self._feed(uid, STAGES[STAGES.index(name) + 1], name, self._emitted.pop((uid, name)), eos)
+            consumer, pieces = STAGES[STAGES.index(name) + 1], self._emitted.pop((uid, name))
+            if uid in self._schedulers[consumer]:  # else it has had enough
+                self._feed(uid, consumer, name, pieces, eos)
 
     def _drop(self, uid: int, answer: Answered, error: ErrorInfo) -> None:
         answer.error = error

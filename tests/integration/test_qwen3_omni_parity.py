@@ -23,6 +23,10 @@ ODD_IMAGE = Media(kind="image", array=_NOISE.integers(0, 256, (50, 75, 3), dtype
 VIDEO = Media(kind="video", array=_NOISE.integers(0, 256, (5, 64, 64, 3), dtype=np.uint8), fps=2.0)
 _SECONDS = np.arange(24_000) / 16_000
 AUDIO = Media(kind="audio", array=(0.3 * np.sin(2770 * _SECONDS * (1 + _SECONDS))).astype(np.float32))
+# Shorter than the audio tower's window, so that the tower's padding of one depends on the other.
+CLIPS = [Media(kind="audio", array=AUDIO.array[:samples]) for samples in (5_000, 9_000)]
+# A step in time is no whole number of positions.
+SLOW_VIDEO = Media(kind="video", array=VIDEO.array, fps=1.6)
 
 # Found by trying: the tiny model answers these two with the end token at once.
 _OTHER_NOISE = np.random.default_rng(0)
@@ -37,6 +41,8 @@ CONVERSATIONS: dict[str, Conversation] = {
     "image": [("user", [ODD_IMAGE, "What is here?"])],
     "audio": [("user", [AUDIO, "What is said?"])],
     "video": [("user", [VIDEO, "What happens?"])],
+    "short clips": [("user", [CLIPS[0], "Is this the same as", CLIPS[1], "?"])],
+    "slow video": [("user", [SLOW_VIDEO, IMAGE, "What happens?"])],
     "image and audio": [("user", [IMAGE, AUDIO, "Describe both."])],
     "several turns": [
         ("system", ["Answer briefly."]),

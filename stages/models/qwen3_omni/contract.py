@@ -105,7 +105,12 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 execution_type="llm_ar", outputs=("text",), sampled=True, memory_share=8, tuning=_LANGUAGE
             ),
             "talker": StageContract(
-                execution_type="llm_ar", inputs={"thinker": _COMPLETE}, sampled=True, memory_share=2, tuning=_LANGUAGE
+                execution_type="llm_ar",
+                # A token is spoken once it is known not to be the last.
+                inputs={"thinker": InputContract(modes=("complete",), lookahead_units=1)},
+                sampled=True,
+                memory_share=2,
+                tuning=_LANGUAGE,
             ),
             "code2wav": StageContract(
                 execution_type="llm_generation",

@@ -14,7 +14,7 @@ _GENERATE = {
 }
 # The code predictor of a sampled talker is not configurable in transformers.
 CODE_PREDICTOR = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.8)
-GREEDY = SamplingParams(max_tokens=1)
+
 
 _FIELDS = {
     "max_new_tokens": "max_tokens",

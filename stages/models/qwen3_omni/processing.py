@@ -100,6 +100,11 @@ class VideoProcessing:
         return blocks.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(math.prod(grid), -1), grid
 
 
+def audio_tokens(frames: int, n_window: int) -> int:
+    """Tokens that a clip of so many mel frames has."""
+    return int(_get_feat_extract_output_lengths(torch.tensor(frames), n_window))
+
+
 def thin_out(frames: Array, fps: float) -> tuple[Array, float]:
     """The frames that the model is shown, evenly spaced, and their rate.
 
@@ -155,7 +160,7 @@ class Processor:
             counts["video"] = (fields["video_grid_thw"].prod(-1) // self._video.merge**2).tolist()
         if clips := [media[part.media] for part in parts if part.kind == "audio"]:
             fields.update(self._encode_audio(clips))
-            counts["audio"] = _get_feat_extract_output_lengths(fields["audio_lengths"], self._n_window).tolist()
+            counts["audio"] = [audio_tokens(frames, self._n_window) for frames in fields["audio_lengths"].tolist()]
         ids = self._expand(self._prompt_ids(conversation), counts)
         return ModelInputs(input_ids=torch.tensor(ids), **fields)
 

@@ -1,21 +1,27 @@
-"""The runner of the talker stage: the thinker's payload in, a frame of codes at a time out."""
+"""The runner of the talker stage: the thinker's tokens in as they come, a frame of codes at a time out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from stages.errors import RequestRefused
+from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
-from stages.messages import StageRequest
-from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, GREEDY, sampling_defaults
+from stages.messages import Sampling, StageRequest
+from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
 from stages.models.qwen3_omni.modules import Source, talker_module, thinker_embedding
-from stages.models.qwen3_omni.runner import StageRunner
-from stages.models.qwen3_omni.talker import Talker, TalkerInputs, TalkerState
+from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
+from stages.models.qwen3_omni.talker import Talker
+from stages.models.qwen3_omni.talker_prompt import SpokenText, TalkerInputs, TalkerPrompt
 from stages.payload import Payload
 from stages.runners.base import Emission, RowResult
-from stages.runners.sampling import DrawKey, Sampler, SamplingParams
+from stages.runners.kv_cache import StepLayout
+from stages.runners.sampler import Sampler, SamplingStep
+from stages.runners.sampling import DrawKey, SamplingParams, uniforms
 from stages.runners.tensors import read_all, to_payload
+from stages.schedulers.base import Row
 
 # Rows of the embedding table that are projected at once: bounds the memory that loading takes on top of the table.
 _PROJECTED_ROWS = 16384
@@ -26,21 +32,39 @@ _DEFAULT_SPEAKER = "ethan"
 
 @dataclass(slots=True)
 class TalkerRequest:
-    """One request: what came from the thinker, the first code of each frame so far, and where the model stands."""
+    """One request: what has come from the thinker, the first code of each frame so far, and the whole frames.
+
+    `size` is the prompt's length, `prompt` the prompt until it is prefilled; `hidden` is the last hidden state while
+    the request has no slot.
+    """
 
     request: StageRequest
     speaker: int
     params: SamplingParams
-    sampler: Sampler
-    predictor: Sampler
-    pieces: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    key: DrawKey
     inputs: TalkerInputs | None = None
-    tokens: list[int] = field(default_factory=list)
+    text: SpokenText = field(default_factory=SpokenText)
+    size: int = 0
     limit: int = 0
-    state: TalkerState | None = None
+    delta: float = 0.0
+    prompt: TalkerPrompt | None = None
+    tokens: list[int] = field(default_factory=list)
+    frames: list[list[int]] = field(default_factory=list)
+    hidden: torch.Tensor | None = None
 
 
-class TalkerRunner(StageRunner[TalkerRequest]):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameInputs:
+    """The rows of a step that complete a frame: its first codes, the text spoken with them, and how they are drawn."""
+
+    first: torch.Tensor
+    text: torch.Tensor
+    slots: torch.Tensor
+    numbers: torch.Tensor | None
+    greedy: torch.Tensor | None
+
+
+class TalkerRunner(PackedRunner[TalkerRequest]):
     """`ModelRunner` of the talker. Its units are its own tokens; the last of them yields no frame."""
 
     def _load(self, config: Any, source: Source) -> int:
@@ -48,44 +72,51 @@ class TalkerRunner(StageRunner[TalkerRequest]):
         embedding = thinker_embedding(config, source)
         with torch.inference_mode():
             table = torch.cat([module.text_projection(rows) for rows in embedding.split(_PROJECTED_ROWS)])
-        self._talker = Talker(module, table, config, device=source.device)
-        self._device = source.device
+        decoder = config.talker_config.text_config
         self._config = config
+        self._end_code = int(config.talker_config.codec_eos_token_id)
+        self._context = int(decoder.max_position_embeddings)
+        self._open_cache(decoder, source, context=self._context)
+        slots, codes = self._spec.max_batch, int(decoder.vocab_size)
+        self._sampler = Sampler(
+            codes,
+            slots,
+            device=source.device,
+            suppressed=[code for code in range(codes - _SPECIAL_CODES, codes) if code != self._end_code],
+            end_tokens=(self._end_code,),
+        )
+        self._talker = Talker(module, table, self._cache, config, slots=slots, predictor=CODE_PREDICTOR)
         self._defaults = sampling_defaults(self._folder, "talker")
-        self._context = int(config.talker_config.text_config.max_position_embeddings)
         return held + int(table.numel() * table.element_size())
 
     def warm_up(self) -> None:
         config = self._config
         prompt = [config.im_start_token_id, config.user_token_id, config.im_end_token_id]
         header = [config.im_start_token_id, config.assistant_token_id, config.im_end_token_id]
-        inputs = TalkerInputs(
-            prompt_ids=torch.tensor(prompt + header), generated_ids=torch.tensor([config.im_end_token_id] * 2)
+        self.begin(
+            StageRequest(uid=-1, seed=0, inputs=("thinker",), consumers=(), outputs=(), sampling=Sampling(max_tokens=9))
         )
-        state = self._talker.start(inputs, next(iter(config.talker_config.speaker_id.values())))
-        self._talker.prefill(state)
-        self._talker.frame(0, state, lambda _logits, _group: 0)
+        ids = torch.tensor(prompt + header), torch.tensor([config.im_end_token_id] * 3)
+        tensors = (to_payload("prompt_ids", ids[0]), to_payload("generated_ids", ids[1]))
+        self.feed(-1, "thinker", Payload(tensors=tensors), True)
+        tokens = self.prompt_tokens(-1)
+        blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
+        self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
+        self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
+        self.end(-1)
 
     def _open(self, request: StageRequest) -> TalkerRequest:
         params = self._defaults.with_request(request.sampling, "talker")
+        params.check_tokens(self._sampler.vocabulary, "talker")
+        for name in ("stop", "logprobs"):
+            if getattr(params, name) not in ((), None):
+                raise RequestRefused(f"request.sampling.talker.{name} cannot act: the talker writes no text")
         seed = request.sampling.seed if request.sampling.seed is not None else request.seed
-        key = DrawKey(seed=seed, stage="talker", choice=request.choice)
-        talker = self._config.talker_config
-        codes = talker.text_config.vocab_size
-        suppressed = [code for code in range(codes - _SPECIAL_CODES, codes) if code != talker.codec_eos_token_id]
         return TalkerRequest(
             request=request,
             speaker=self._speaker(request.voice),
             params=params,
-            sampler=Sampler(
-                params,
-                key,
-                device=self._device,
-                suppressed=suppressed,
-                end_tokens=(talker.codec_eos_token_id,),
-            ),
-            # As in transformers: a greedy talker makes the predictor greedy, a sampled one has it sample its own way.
-            predictor=Sampler(GREEDY if params.temperature == 0 else CODE_PREDICTOR, key, device=self._device),
+            key=DrawKey(seed=seed, stage="talker", choice=request.choice),
         )
 
     def _speaker(self, voice: str | None) -> int:
@@ -97,45 +128,170 @@ class TalkerRunner(StageRunner[TalkerRequest]):
         return speakers[voice.lower()]
 
     def _take(self, state: TalkerRequest, payload: Payload, eos: bool) -> None:
-        for name, tensor in read_all(payload).items():
-            state.pieces.setdefault(name, []).append(tensor)
-        if eos:
-            state.inputs = TalkerInputs(**{name: torch.cat(pieces) for name, pieces in state.pieces.items()})
-            state.pieces.clear()
+        tensors = read_all(payload)
+        generated = tensors.pop("generated_ids", None)
+        if tensors:
+            state.inputs = TalkerInputs(**tensors)
+            state.size = self._talker.prompts.size(state.inputs)
+            state.limit = min(state.params.max_tokens, self._context - state.size)
+        if generated is not None:
+            state.text.tokens += generated.tolist()
+        state.text.ended = eos
 
-    def _advance(self, uid: int, state: TalkerRequest) -> RowResult:
-        frames = torch.empty(0, self._talker.code_groups, dtype=torch.int32)
-        if state.state is None:
-            if state.inputs is None:
-                raise RuntimeError("scheduled before the thinker's answer was complete")
-            if state.inputs.generated_ids.tolist() == [self._config.im_end_token_id]:
-                return self._result(uid, state, frames, units=0, finished="empty")
-            state.state = self._start(state, state.inputs)
-            state.inputs = None
-            logits = self._talker.prefill(state.state)
-        else:
-            position = len(state.tokens) - 1
-            codes, logits = self._talker.frame(
-                state.tokens[-1],
-                state.state,
-                lambda scores, group: state.predictor(scores, (), position, group),
-            )
-            frames = codes[None]
-        state.tokens.append(state.sampler(logits, state.tokens, len(state.tokens)))
-        return self._result(uid, state, frames, units=1, finished=self._finished(state))
-
-    def _start(self, state: TalkerRequest, inputs: TalkerInputs) -> TalkerState:
-        started: TalkerState = self._talker.start(inputs, state.speaker)
-        if started.length >= self._context:
+    def prompt_tokens(self, uid: int) -> int:
+        state = self._states[uid]
+        if state.size >= self._context:
             raise RequestRefused(
-                f"the talker's prompt has {started.length} tokens, its context is {self._context}: shorten the "
+                f"the talker's prompt has {state.size} tokens, its context is {self._context}: shorten the "
                 "user messages or ask for text only"
             )
-        state.limit = min(state.params.max_tokens, self._context - started.length)
-        return started
+        return state.size
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        for uid in uids:
+            state, slot = self._states[uid], self._slots.get(uid)
+            state.prompt = None
+            if slot is not None:
+                state.hidden = self._talker.last(slot)
+        super().preempt(uids)
+
+    def _enter(self, uid: int, state: TalkerRequest) -> int:
+        """The request's slot, which is taken with the first row that draws."""
+        slot = self._slots.get(uid)
+        if slot is None:
+            slot = self._slots.take(uid)
+            self._sampler.open(slot, state.params, state.key, generated=state.tokens)
+            if state.hidden is not None:
+                self._talker.restore(slot, state.hidden)
+                state.hidden = None
+        return slot
+
+    def _prepare(self, row: Row, state: TalkerRequest) -> RowResult | None:
+        if state.inputs is None or not state.text.tokens:
+            raise RuntimeError("scheduled before the first text token")
+        if state.text.ended and state.text.tokens == [self._config.im_end_token_id]:
+            return self._result(row.uid, state, [], units=0, finished="empty")
+        if row.start < state.size and state.prompt is None:
+            state.prompt = self._talker.prompts.build(state.inputs, state.text.tokens[0], state.speaker)
+            state.delta = state.prompt.delta
+        return None
+
+    def _step(self, rows: list[Row]) -> list[RowResult]:
+        layout = self._layout(rows)
+        last = [row for row in rows if row.units]
+        going_on = [row for row in last if self._states[row.uid].tokens]
+        sampling = self._sampling(last)
+        frames = self._frame_inputs(going_on) if going_on else None
+        logits, codes = None, None
+        if frames is not None and layout.max_query == 1 and len(going_on) == len(rows):
+            positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
+            logits, codes = self._talker.decode(
+                frames.first,
+                frames.text,
+                frames.slots,
+                positions.to(self._device),
+                layout,
+                frames.numbers,
+                frames.greedy,
+            )
+        else:
+            embeds = None
+            if frames is not None:
+                embeds, codes = self._talker.complete(
+                    frames.first, frames.text, frames.slots, frames.numbers, frames.greedy
+                )
+            hidden = self._chunks(rows, layout, going_on, embeds)
+            if last:
+                places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
+                logits = self._talker.logits(hidden[torch.tensor(places).to(self._device)], sampling.slots)
+        return self._results(rows, going_on, self._read(logits, sampling, codes), len(last))
+
+    def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
+        states = [self._states[row.uid] for row in rows]
+        return self._sampler.prepare(
+            [(self._enter(row.uid, state), len(state.tokens)) for row, state in zip(rows, states, strict=True)]
+        )
+
+    def _frame_inputs(self, rows: Sequence[Row]) -> FrameInputs:
+        states = [self._states[row.uid] for row in rows]
+        greedy = [state.params.temperature == 0 for state in states]
+        numbers = None
+        if not all(greedy):
+            groups = range(1, self._talker.predictor.groups)
+            drawn = uniforms([(state.key, len(state.tokens) - 1) for state in states], groups)
+            numbers = torch.from_numpy(drawn).to(self._device)
+        slots = [self._enter(row.uid, state) for row, state in zip(rows, states, strict=True)]
+        return FrameInputs(
+            first=torch.tensor([state.tokens[-1] for state in states]).to(self._device),
+            text=torch.tensor([self._spoken(state, len(state.tokens)) for state in states]).to(self._device),
+            slots=torch.tensor(slots).to(self._device),
+            numbers=numbers,
+            greedy=torch.tensor(greedy).to(self._device) if any(greedy) and numbers is not None else None,
+        )
+
+    def _spoken(self, state: TalkerRequest, step: int) -> int:
+        return state.text.at(step, end=self._config.tts_eos_token_id, pad=self._config.tts_pad_token_id)
+
+    def _chunks(
+        self, rows: Sequence[Row], layout: StepLayout, going_on: Sequence[Row], completed: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step with parts of prompts, or of what was generated before a preemption.
+
+        `completed` are the inputs of frames that this step completes, the last ones of the rows `going_on`.
+        """
+        of_row = {row.uid: index for index, row in enumerate(going_on)}
+        pieces, positions = [], []
+        for row in rows:
+            state = self._states[row.uid]
+            end, index = row.start + row.tokens, of_row.get(row.uid)
+            if state.prompt is not None and row.start < state.size:
+                pieces.append(state.prompt.embeds[row.start : end])
+                positions.append(state.prompt.positions[:, row.start : end])
+            begin = max(row.start, state.size)
+            if begin < end:
+                later = np.arange(begin, end, dtype=np.float32) + np.float32(state.delta)
+                positions.append(np.broadcast_to(later, (3, end - begin)))
+                whole = range(begin - state.size, end - state.size - (index is not None))
+                if whole:
+                    codes = torch.tensor([state.frames[frame] for frame in whole]).to(self._device)
+                    text = torch.tensor([self._spoken(state, frame + 1) for frame in whole]).to(self._device)
+                    pieces.append(self._talker.frames(codes, text))
+                if index is not None and completed is not None:
+                    pieces.append(completed[index : index + 1])
+            if end >= state.size:
+                state.prompt = None  # it is in the cache
+        packed = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)
+        return self._talker.hidden(torch.cat(pieces), packed, layout)
+
+    def _read(self, logits: torch.Tensor | None, sampling: SamplingStep, codes: torch.Tensor | None) -> list[int]:
+        """The drawn tokens and then the residual codes, row by row: one copy from the device."""
+        found = [] if logits is None else [self._sampler(logits, sampling).tokens]
+        if codes is not None:
+            found.append(codes.flatten())
+        values: list[int] = torch.cat(found).tolist() if found else []
+        return values
+
+    def _results(self, rows: Sequence[Row], going_on: Sequence[Row], values: list[int], drawn: int) -> list[RowResult]:
+        tokens = iter(values[:drawn])
+        residual = self._talker.predictor.groups - 1
+        begins = {row.uid: drawn + index * residual for index, row in enumerate(going_on)}
+        results = []
+        for row in rows:
+            if not row.units:
+                results.append(RowResult(uid=row.uid, units=0, tokens=row.tokens))
+                continue
+            state, begin, token = self._states[row.uid], begins.get(row.uid), next(tokens)
+            try:
+                frames = [] if begin is None else [[state.tokens[-1], *values[begin : begin + residual]]]
+                state.frames += frames
+                state.tokens.append(token)
+                results.append(self._result(row.uid, state, frames, units=1, finished=self._finished(state)))
+            except Exception as error:
+                results.append(RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage)))
+        return results
 
     def _finished(self, state: TalkerRequest) -> FinishReason | None:
-        ended = state.tokens[-1] == self._config.talker_config.codec_eos_token_id
+        ended = state.tokens[-1] in (self._end_code, *state.params.stop_token_ids)
         if not ended and len(state.tokens) < state.limit:
             return None
         if len(state.tokens) == 1:
@@ -143,13 +299,20 @@ class TalkerRunner(StageRunner[TalkerRequest]):
         return "stop" if ended else "length"
 
     def _result(
-        self, uid: int, state: TalkerRequest, frames: torch.Tensor, *, units: int, finished: FinishReason | None
+        self,
+        uid: int,
+        state: TalkerRequest,
+        frames: list[list[int]],
+        *,
+        units: int,
+        finished: FinishReason | None,
     ) -> RowResult:
         """Frames go on as they come; the message that ends the stream says why, for the stage that ends the audio."""
         emissions: tuple[Emission, ...] = ()
-        if len(frames) or finished:
+        if frames or finished:
+            codes = torch.tensor(frames, dtype=torch.int32).reshape(len(frames), self._talker.predictor.groups)
             payload = Payload(
-                tensors=(to_payload("codes", frames),),
+                tensors=(to_payload("codes", codes),),
                 meta=(("finish_reason", finished),) if finished else (),
             )
             emissions = tuple(

@@ -4,6 +4,8 @@ A character whose bytes are spread over several tokens is held back until it is 
 """
 
 import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stages.models.qwen3_omni.tiny_tokenizer import ANSWER_IDS, BYTE_SYMBOLS, TOKEN_IDS
@@ -87,3 +89,77 @@ class TextDecoder:
     def finish(self) -> str:
         """What was held back, once no token will follow."""
         return self._utf8.decode(b"", final=True)
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an incomplete character are held back."""
+        return bool(self._utf8.getstate()[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What became certain with one token: `text`, and how many `tokens`, of those that were held back and this one, are
+    part of the answer. `stopped`: the answer has ended before a stop string."""
+
+    text: str
+    tokens: int
+    stopped: bool = False
+
+
+class Answer:
+    """One answer, cut exactly before the first complete one of the `stop` strings, wherever its tokens begin and end.
+
+    What may yet turn out to be part of a stop string is held back, and so are its tokens. A token that reaches over the
+    cut is part of the answer if some of its text is.
+    """
+
+    def __init__(self, codec: TokenCodec, stop: Sequence[str] = ()) -> None:
+        self._decoder = TextDecoder(codec)
+        self._stop = tuple(stop)
+        self._held = ""
+        self._begins: list[int] = []  # where the text of each held token begins, as an index into what is held
+
+    def push(self, token: int) -> Piece:
+        piece = self._decoder.push(token)
+        if not self._stop:
+            return Piece(text=piece, tokens=1)
+        self._begins.append(len(self._held))
+        return self._release(piece, over=False)
+
+    def finish(self) -> Piece:
+        """What was held back, once no token will follow."""
+        piece = self._decoder.finish()
+        return self._release(piece, over=True) if self._stop else Piece(text=piece, tokens=0)
+
+    def _release(self, piece: str, *, over: bool) -> Piece:
+        searched = len(self._held)
+        self._held += piece
+        cut = self._cut(searched)
+        if cut is not None:
+            kept = sum(begin < cut for begin in self._begins)
+            return Piece(text=self._held[:cut], tokens=kept, stopped=True)
+        free = len(self._held) if over else len(self._held) - self._suspicious()
+        whole = over or (free == len(self._held) and not self._decoder.pending)
+        released = len(self._begins) if whole else sum(begin < free for begin in self._begins)
+        text, self._held = self._held[:free], self._held[free:]
+        self._begins = [begin - free for begin in self._begins[released:]]
+        return Piece(text=text, tokens=released)
+
+    def _cut(self, searched: int) -> int | None:
+        """Where the first complete stop string begins: first is whose last character comes first. None if there is
+        none; there is none within the first `searched` characters."""
+        found = []
+        for stop in self._stop:
+            at = self._held.find(stop, max(0, searched - len(stop) + 1))
+            if at >= 0:
+                found.append((at + len(stop), at))
+        return min(found)[1] if found else None
+
+    def _suspicious(self) -> int:
+        """How many characters at the end may be the beginning of a stop string."""
+        return max(
+            size
+            for stop in self._stop
+            for size in range(min(len(stop) - 1, len(self._held)), -1, -1)
+            if self._held.endswith(stop[:size])
+        )

@@ -4,59 +4,91 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
-from stages.errors import RequestRefused
+from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
 from stages.messages import ChatMessage, Part, StageRequest
 from stages.models.qwen3_omni.defaults import sampling_defaults
+from stages.models.qwen3_omni.encoders import FeatureCache, Features, Medium
+from stages.models.qwen3_omni.logprobs import TokenReport, log_payload, reports
 from stages.models.qwen3_omni.modules import Source, thinker_module
+from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
 from stages.models.qwen3_omni.processing import Array, ModelInputs, load_processor
-from stages.models.qwen3_omni.runner import StageRunner
-from stages.models.qwen3_omni.text import TextDecoder
-from stages.models.qwen3_omni.thinker import Prefill, Thinker, ThinkerState
+from stages.models.qwen3_omni.prompt import MediaRows, Prompt, media_rows
+from stages.models.qwen3_omni.text import Answer, Piece
+from stages.models.qwen3_omni.thinker import MediaStep, Thinker
 from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, Output, RowResult
-from stages.runners.sampling import DrawKey, Sampler, SamplingParams
+from stages.runners.sampler import Drawn, Sampler, SamplingStep
+from stages.runners.sampling import DrawKey, SamplingParams
 from stages.runners.tensors import from_payload, to_payload
+from stages.schedulers.base import Row
 
 # What the talker's rope needs of the prompt's media, by the name that it has in `ModelInputs` and in the payload.
 PLACEMENT = ("image_grid_thw", "video_grid_thw", "video_second_per_grid", "audio_lengths")
+# Features of 50 to 100 pictures of a megapixel at the published size.
+_FEATURE_BYTES = 1 << 30
 
 
 @dataclass(slots=True)
 class ThinkerRequest:
-    """One request: its prompt, what has been generated, and where the model stands once it is prefilled."""
+    """One request: its prompt with its media, what has been generated, and what of that has been handed on.
+
+    `encoded` are features of the first media; `rows` those of all, until the prompt is prefilled. `accepted` are hidden
+    states of media tokens, for the talker. `held` are tokens that may yet be cut off.
+    """
 
     request: StageRequest
     params: SamplingParams
-    sampler: Sampler
-    text: TextDecoder
+    key: DrawKey
+    answer: Answer
     limit: int = 0
-    media: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    pieces: dict[str, list[torch.Tensor]] = field(default_factory=dict)
     inputs: ModelInputs | None = None
-    prompt: list[int] = field(default_factory=list)
+    prompt: Prompt | None = None
+    media: list[Medium] = field(default_factory=list)
+    encoded: list[Features] = field(default_factory=list)
+    rows: MediaRows | None = None
+    accepted: list[torch.Tensor] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
-    state: ThinkerState | None = None
+    held: list[TokenReport] = field(default_factory=list)
+    handed: bool = False
 
 
-class ThinkerRunner(StageRunner[ThinkerRequest]):
+class ThinkerRunner(PackedRunner[ThinkerRequest]):
     """`ModelRunner` of the thinker. Its units are text tokens, the end token included."""
 
     def _load(self, config: Any, source: Source) -> int:
         module, held = thinker_module(config, source)
-        self._thinker = Thinker(module, accept_layer=config.talker_config.accept_hidden_layer, device=source.device)
-        self._device = source.device
+        decoder = config.thinker_config.text_config
+        self._context = int(decoder.max_position_embeddings)
+        self._end_token = int(config.im_end_token_id)
+        self._open_cache(decoder, source, context=self._context)
+        self._sampler = Sampler(
+            int(decoder.vocab_size), self._spec.max_batch, device=source.device, end_tokens=(self._end_token,)
+        )
+        accept_layer = int(config.talker_config.accept_hidden_layer)
+        self._thinker = Thinker(module, self._cache, accept_layer=accept_layer, device=source.device)
+        self._features = FeatureCache(_FEATURE_BYTES)
+        self._counts = {"encoded_media": 0, "reused_media": 0}
         self._processor = load_processor(self._folder, config, dummy=source.dummy)
         self._defaults = sampling_defaults(self._folder, "thinker")
-        self._end_token = int(config.im_end_token_id)
-        self._context = int(config.thinker_config.text_config.max_position_embeddings)
         return held
 
     def warm_up(self) -> None:
         hello = ChatMessage(role="user", parts=(Part(kind="text", text="hello"),))
-        done = self._thinker.prefill(self._processor.encode((hello,), {}))
-        self._thinker.decode(self._end_token, done.state)
+        request = StageRequest(uid=-1, seed=0, inputs=(), consumers=(), outputs=("text",), conversation=(hello,))
+        self.begin(request)
+        tokens = self.prompt_tokens(-1)
+        blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
+        self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
+        self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
+        self.end(-1)
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        return tuple((name, count) for name, count in self._counts.items() if count)
 
     def _open(self, request: StageRequest) -> ThinkerRequest:
         if not request.conversation:
@@ -65,30 +97,26 @@ class ThinkerRunner(StageRunner[ThinkerRequest]):
             # The talker speaks to what the user said; transformers fails on it too.
             raise RequestRefused("speech needs a user message, but the conversation has none")
         params = self._defaults.with_request(request.sampling, "thinker")
+        params.check_tokens(self._sampler.vocabulary, "thinker")
         seed = request.sampling.seed if request.sampling.seed is not None else request.seed
         opened = ThinkerRequest(
             request=request,
             params=params,
-            sampler=Sampler(
-                params,
-                DrawKey(seed=seed, stage="thinker", choice=request.choice),
-                device=self._device,
-                end_tokens=(self._end_token,),
-            ),
-            text=TextDecoder(self._processor.codec),
+            key=DrawKey(seed=seed, stage="thinker", choice=request.choice),
+            answer=Answer(self._processor.codec, params.stop),
         )
         if not request.inputs:
-            self._encode(opened, {})
+            self._read(opened, {})
         return opened
 
     def _take(self, state: ThinkerRequest, payload: Payload, eos: bool) -> None:
         for tensor in payload.tensors:
-            state.media.setdefault(tensor.name, []).append(from_payload(tensor))
+            state.pieces.setdefault(tensor.name, []).append(from_payload(tensor))
         if eos:
-            self._encode(state, {name: torch.cat(pieces).numpy() for name, pieces in state.media.items()})
-            state.media.clear()
+            self._read(state, {name: torch.cat(pieces).numpy() for name, pieces in state.pieces.items()})
+            state.pieces.clear()
 
-    def _encode(self, state: ThinkerRequest, media: dict[str, Array]) -> None:
+    def _read(self, state: ThinkerRequest, media: dict[str, Array]) -> None:
         missing = _media_names(state.request.conversation) - media.keys()
         if missing:
             raise RequestRefused(f"the conversation names media that did not arrive: {', '.join(sorted(missing))}")
@@ -97,53 +125,198 @@ class ThinkerRunner(StageRunner[ThinkerRequest]):
         if length >= self._context:
             raise RequestRefused(f"the prompt has {length} tokens, the model's context is {self._context}")
         state.limit = min(state.params.max_tokens, self._context - length)
-        state.prompt = inputs.input_ids.tolist()
+        state.prompt = self._thinker.prompt(inputs)
+        state.media = self._thinker.encoders.media(inputs)
         state.inputs = inputs
 
-    def _advance(self, uid: int, state: ThinkerRequest) -> RowResult:
-        handed: list[Tensor] = []
-        if state.state is None:
-            if state.inputs is None:
-                raise RuntimeError("scheduled before its media had arrived")
-            done = self._thinker.prefill(state.inputs)
-            logits, state.state = done.logits, done.state
-            if state.request.consumers:
-                handed = _prompt_tensors(state.inputs, done)
-            state.inputs = None
+    def prompt_tokens(self, uid: int) -> int:
+        return len(_prompt(self._states[uid]))
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        super().preempt(uids)
+        for uid in uids:
+            self._states[uid].accepted.clear()
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        self._counts = dict.fromkeys(self._counts, 0)
+        return super().execute(rows)
+
+    def _prepare(self, row: Row, state: ThinkerRequest) -> RowResult | None:
+        prompt = _prompt(state)
+        if state.media and state.rows is None and row.start < len(prompt) and not self._encode(state, prompt):
+            return RowResult(uid=row.uid, units=0, tokens=0)
+        return None
+
+    def _encode(self, state: ThinkerRequest, prompt: Prompt) -> bool:
+        """Gathers the features of the request's media; False if the towers have to run once more, in a later step.
+
+        A step runs a tower once, so that the rows that decode wait for one medium and not for all.
+        """
+        for medium in state.media[len(state.encoded) :]:
+            found = self._features.get(medium.key)
+            if found is not None:
+                self._counts["reused_media"] += 1
+            elif self._counts["encoded_media"]:
+                return False
+            else:
+                found = self._thinker.encoders.encode(medium)
+                self._features.put(medium.key, found)
+                self._counts["encoded_media"] += 1
+            state.encoded.append(found)
+        kinds = [medium.kind for medium in state.media]
+        state.rows = media_rows(prompt, list(zip(kinds, state.encoded, strict=True)))
+        state.encoded.clear()
+        return True
+
+    def _step(self, rows: list[Row]) -> list[RowResult]:
+        last = [row for row in rows if row.units]
+        sampling = self._sampling(last) if last else None
+        layout = self._layout(rows)
+        if layout.max_query == 1 and all(row.start >= len(_prompt(self._states[row.uid])) for row in rows):
+            ids, positions = self._single(rows)
+            logits = self._thinker.decode(ids, positions, layout)
         else:
-            logits = self._thinker.decode(state.generated[-1], state.state)
-        token = state.sampler(logits, (*state.prompt, *state.generated), len(state.generated))
-        state.generated.append(token)
-        finished = self._finished(state)
-        piece = state.text.push(token) + (state.text.finish() if finished else "")
-        ids = to_payload("generated_ids", torch.tensor([token]))
+            hidden = self._chunks(rows, layout)
+            places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
+            logits = self._thinker.logits(hidden[torch.tensor(places).to(self._device)]) if places else None
+        drawn = self._sampler(logits, sampling) if sampling is not None and logits is not None else None
+        return self._results(rows, drawn)
+
+    def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
+        places = []
+        for row in rows:
+            state = self._states[row.uid]
+            slot = self._slots.get(row.uid)
+            if slot is None:
+                slot = self._slots.take(row.uid)
+                prompt = _prompt(state).ids.tolist()
+                self._sampler.open(slot, state.params, state.key, prompt=prompt, generated=state.generated)
+            places.append((slot, len(state.generated)))
+        return self._sampler.prepare(places)
+
+    def _single(self, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and positions [R] of rows that feed one generated token each."""
+        states = [self._states[row.uid] for row in rows]
+        ids = [state.generated[row.start - len(_prompt(state))] for row, state in zip(rows, states, strict=True)]
+        positions = [row.start + _prompt(state).delta for row, state in zip(rows, states, strict=True)]
+        return (
+            torch.tensor(ids, dtype=torch.int64).to(self._device),
+            torch.tensor(positions, dtype=torch.float32).to(self._device),
+        )
+
+    def _chunks(self, rows: Sequence[Row], layout: Any) -> torch.Tensor:
+        """Hidden states [T, hidden] of a step with parts of prompts in it."""
+        states = [self._states[row.uid] for row in rows]
+        parts = [_prompt(s).part(row.start, row.tokens, s.generated) for row, s in zip(rows, states, strict=True)]
+        ids = torch.from_numpy(np.concatenate([ids for ids, _ in parts])).to(self._device)
+        positions = torch.from_numpy(np.concatenate([places for _, places in parts], axis=1)).to(self._device)
+        shown: list[tuple[ThinkerRequest, torch.Tensor, MediaRows]] = []
+        for row, state, end in zip(rows, states, ends(rows), strict=True):
+            if state.rows is not None:
+                places = _prompt(state).places
+                first, after = np.searchsorted(places, (row.start, row.start + row.tokens)).tolist()
+                if first < after:
+                    packed = torch.from_numpy(places[first:after] + (end - row.tokens - row.start))
+                    shown.append((state, packed, state.rows.part(first, after)))
+        if not shown:
+            hidden = self._thinker.hidden(ids, positions, layout)
+        else:
+            media = MediaStep.of([(packed, part) for _, packed, part in shown])
+            hidden, accepted = self._thinker.hidden_with_media(ids, positions, layout, media)
+            pieces = accepted.cpu().split([len(packed) for _, packed, _ in shown])
+            for (state, _, _), piece in zip(shown, pieces, strict=True):
+                if state.request.consumers and not state.handed:
+                    state.accepted.append(piece)
+        for row, state in zip(rows, states, strict=True):
+            if row.start + row.tokens >= len(_prompt(state)):
+                state.rows = None  # the prompt is in the cache
+        return hidden
+
+    def _results(self, rows: Sequence[Row], drawn: Drawn | None) -> list[RowResult]:
+        tokens = iter(() if drawn is None else reports(drawn))
+        results = []
+        for row in rows:
+            if not row.units:
+                results.append(RowResult(uid=row.uid, units=0, tokens=row.tokens))
+                continue
+            token = next(tokens)
+            try:
+                results.append(self._result(row.uid, self._states[row.uid], token))
+            except Exception as error:
+                results.append(RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage)))
+        return results
+
+    def _result(self, uid: int, state: ThinkerRequest, report: TokenReport) -> RowResult:
+        state.generated.append(report.token)
+        state.held.append(report)
+        text, told, finished, cut = self._tell(state, report.token)
+        ids = [known.token for known in told]
+        if cut:
+            # The last token is what ends an answer, not a part of it.
+            ids.append(self._end_token)
         return RowResult(
             uid=uid,
             units=1,
             finished=finished,
-            emissions=tuple(
-                Emission(consumer=consumer, units=1, payload=Payload(tensors=(*handed, ids)))
-                for consumer in state.request.consumers
-            ),
-            outputs=(Output(modality="text", units=1, text=piece),) if "text" in state.request.outputs else (),
+            emissions=self._emissions(state, ids),
+            outputs=self._outputs(state, text, told),
         )
 
-    def _finished(self, state: ThinkerRequest) -> FinishReason | None:
-        if state.generated[-1] == self._end_token:
-            return "stop"
-        return "length" if len(state.generated) >= state.limit else None
+    def _tell(self, state: ThinkerRequest, token: int) -> tuple[str, list[TokenReport], FinishReason | None, bool]:
+        """The text and the tokens that are certain now, whether and why the answer ends, and whether a stop string has
+        cut it. Else the token that ends it is the last of the tokens."""
+        ending = token == self._end_token or token in state.params.stop_token_ids
+        piece = Piece(text="", tokens=0) if ending else state.answer.push(token)
+        text, certain, cut = piece.text, piece.tokens, piece.stopped
+        finished: FinishReason | None = "stop" if ending or cut else None
+        if not cut and (ending or len(state.generated) >= state.limit):
+            rest = state.answer.finish()
+            text, cut = text + rest.text, rest.stopped
+            certain = certain + rest.tokens if cut else len(state.held)
+            finished = "stop" if ending or cut else "length"
+        told, state.held = state.held[:certain], state.held[certain:]
+        return text, told, finished, cut
+
+    def _emissions(self, state: ThinkerRequest, ids: list[int]) -> tuple[Emission, ...]:
+        if not (state.request.consumers and ids):
+            return ()
+        tensors = [to_payload("generated_ids", torch.tensor(ids))]
+        if not state.handed:
+            tensors[:0] = self._prompt_tensors(state)
+            state.handed = True
+        payload = Payload(tensors=tuple(tensors))
+        return tuple(Emission(consumer=name, units=len(ids), payload=payload) for name in state.request.consumers)
+
+    def _prompt_tensors(self, state: ThinkerRequest) -> list[Tensor]:
+        """What the talker needs of the prompt: ids, hidden states at media positions, and where the media lie."""
+        inputs, state.inputs = state.inputs, None
+        if inputs is None:
+            raise RuntimeError("the prompt was handed on before")
+        tensors = [to_payload("prompt_ids", inputs.input_ids)]
+        if state.accepted:
+            tensors.append(to_payload("media_hidden", torch.cat(state.accepted)))
+            state.accepted.clear()
+        for name in PLACEMENT:
+            if (value := getattr(inputs, name)) is not None:
+                tensors.append(to_payload(name, value))
+        return tensors
+
+    def _outputs(self, state: ThinkerRequest, text: str, told: list[TokenReport]) -> tuple[Output, ...]:
+        if "text" not in state.request.outputs:
+            return ()
+        payload = None
+        if state.params.logprobs is not None:
+            silent = (self._end_token, *state.params.stop_token_ids)
+            shown = [report for report in told if report.token not in silent]
+            payload = log_payload(shown, self._processor.codec, state.params.logprobs) if shown else None
+        return (Output(modality="text", units=1, text=text, payload=payload),)
+
+
+def _prompt(state: ThinkerRequest) -> Prompt:
+    if state.prompt is None:
+        raise RuntimeError("scheduled before its media had arrived")
+    return state.prompt
 
 
 def _media_names(conversation: Sequence[ChatMessage]) -> set[str]:
     return {part.media for message in conversation for part in message.parts if part.kind != "text"}
-
-
-def _prompt_tensors(inputs: ModelInputs, done: Prefill) -> list[Tensor]:
-    """What the talker needs of the prompt: ids, hidden states at media positions, and where the media lie."""
-    tensors = [to_payload("prompt_ids", inputs.input_ids)]
-    if len(done.media_hidden):
-        tensors.append(to_payload("media_hidden", done.media_hidden))
-    for name in PLACEMENT:
-        if (value := getattr(inputs, name)) is not None:
-            tensors.append(to_payload(name, value))
-    return tensors

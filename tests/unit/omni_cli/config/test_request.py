@@ -34,6 +34,14 @@ def test_a_line_is_laid_over_the_defaults_key_by_key():
     assert (found.options.frames, found.options.delay_ms.talker) == (7, 2)
 
 
+def test_the_keys_of_a_map_of_tokens_may_be_texts():
+    given = {"logit_bias": {"5": -1.5, "12": 3}, "stop": ["."], "stop_token_ids": [7]}
+    asked = request_line({"prompt": "x", "sampling": {"thinker": given}}, LOADED).request.sampling["thinker"].message()
+    assert asked.logit_bias == ((5, -1.5), (12, 3.0))
+    assert (asked.stop, asked.stop_token_ids) == ((".",), (7,))
+    assert refusal({"sampling": {"thinker": {"logit_bias": {"x": 1}}}})[0].startswith("sampling.thinker.logit_bias")
+
+
 def test_null_means_absent():
     nothing = dict.fromkeys(("id", "seed", "modalities", "sampling", "images", "synthetic", "messages"))
     assert request_line({"prompt": "x", **nothing}, LOADED) == request_line({"prompt": "x"}, LOADED)

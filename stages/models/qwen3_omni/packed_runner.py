@@ -1,0 +1,151 @@
+"""What the runners of the language stages share: steps over packed rows, a paged cache, a slot for each request.
+
+A row that cannot be prepared fails its own request; a step that fails, fails all of its rows. What a step computes is
+the stage's business; when, the scheduler's.
+"""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, TypeVar
+
+import torch
+
+from stages.errors import StageError, describe
+from stages.models.qwen3_omni.modules import Source
+from stages.models.qwen3_omni.runner import StageRunner
+from stages.runners.base import RowResult
+from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout, block_bytes
+from stages.runners.sampler import Sampler
+from stages.schedulers.base import KVCapacity, Row
+
+State = TypeVar("State")
+
+_BLOCK_TOKENS = 16
+# What a cache may take on a CPU, where memory is shared with everything else; pages are real once they are written.
+_CPU_CACHE_BYTES = 2 << 30
+# Device memory that is left for a step's own tensors and the kernels' work spaces.
+_HEADROOM_BYTES = 1 << 30
+
+
+def ends(rows: Sequence[Row]) -> list[int]:
+    """Where each row's tokens end in the packed sequence."""
+    return list(accumulate(row.tokens for row in rows))
+
+
+class Slots:
+    """Which request has which of a fixed number of places in the step's tables."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(reversed(range(count)))
+        self._taken: dict[int, int] = {}
+
+    def get(self, uid: int) -> int | None:
+        return self._taken.get(uid)
+
+    def take(self, uid: int) -> int:
+        """Raises StageError if every place is taken: more requests are in the batch than it has rows."""
+        if not self._free:
+            raise StageError(f"request {uid} is in the batch, but all its {len(self._taken)} places are taken")
+        slot = self._taken[uid] = self._free.pop()
+        return slot
+
+    def give_back(self, uid: int) -> int | None:
+        """The place that the request had."""
+        slot = self._taken.pop(uid, None)
+        if slot is not None:
+            self._free.append(slot)
+        return slot
+
+
+class PackedRunner(StageRunner[State]):
+    """`ModelRunner` of a stage with a decoder, a KV cache and a sampler."""
+
+    _device: torch.device
+    _cache: PagedCache
+    _tables: BlockTables
+    _slots: Slots
+    _sampler: Sampler
+
+    def _open_cache(self, decoder: Any, source: Source, *, context: int) -> None:
+        """`decoder` is its configuration; `context` the most tokens of a sequence."""
+        spec = self._spec
+        tokens = spec.tuning.kv_block_tokens or _BLOCK_TOKENS
+        sizes: dict[str, Any] = {
+            "layers": int(decoder.num_hidden_layers),
+            "block_tokens": tokens,
+            "kv_heads": int(decoder.num_key_value_heads),
+            "head_dim": int(decoder.head_dim),
+            "dtype": source.dtype,
+        }
+        wanted = spec.max_batch * -(-context // tokens)
+        blocks = min(wanted, self._room(source.device) // block_bytes(**sizes))
+        if blocks < 1:
+            raise StageError(
+                f"no memory is left for a KV cache: a block of {tokens} tokens takes {block_bytes(**sizes)} bytes; "
+                f"raise deploy.stages.{spec.stage}.memory_fraction"
+            )
+        self._device = source.device
+        self._cache = PagedCache(blocks=blocks, device=source.device, **sizes)
+        self._tables = BlockTables(tokens)
+        self._slots = Slots(spec.max_batch)
+
+    def _room(self, device: torch.device) -> int:
+        """Bytes that the cache may take."""
+        if device.type != "cuda":
+            return _CPU_CACHE_BYTES
+        total = int(torch.cuda.get_device_properties(device).total_memory)
+        held = int(torch.cuda.memory_reserved(device))
+        return int(total * self._spec.memory_fraction) - held - _HEADROOM_BYTES
+
+    def kv_capacity(self) -> KVCapacity | None:
+        return KVCapacity(blocks=self._cache.blocks, block_tokens=self._cache.block_tokens)
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        for uid in uids:
+            self._tables.drop(uid)
+            self._leave(uid)
+
+    def end(self, uid: int) -> None:
+        self._tables.drop(uid)
+        self._leave(uid)
+        super().end(uid)
+
+    def _leave(self, uid: int) -> None:
+        """The request is not in the batch any more."""
+        slot = self._slots.give_back(uid)
+        if slot is not None:
+            self._sampler.close(slot)
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        with torch.inference_mode():
+            results: dict[int, RowResult] = {}
+            ready = []
+            for row in rows:
+                self._tables.extend(row.uid, row.blocks)
+                try:
+                    early = self._prepare(row, self._states[row.uid])
+                except Exception as error:
+                    # Whatever one request's row raises is that request's failure, not the step's.
+                    early = RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage))
+                if early is None:
+                    ready.append(row)
+                else:
+                    results[row.uid] = early
+            if ready:
+                results.update({result.uid: result for result in self._step(ready)})
+            return tuple(results[row.uid] for row in rows)
+
+    def _layout(self, rows: Sequence[Row]) -> StepLayout:
+        return self._tables.layout([Span(row.uid, row.start, row.tokens) for row in rows], self._device)
+
+    def _advance(self, uid: int, state: State) -> RowResult:
+        raise NotImplementedError("rows of this stage are computed together")
+
+    @abstractmethod
+    def _prepare(self, row: Row, state: State) -> RowResult | None:
+        """Whatever must be there before the row can run; its result if it does not run in this step."""
+
+    @abstractmethod
+    def _step(self, rows: list[Row]) -> list[RowResult]:
+        """One forward call over all rows."""
