@@ -1,6 +1,6 @@
 """Streamed speech is the whole speech: the same text and codes, and a waveform within 1e-4 of one pass over all codes.
 
-In one process, with the real schedulers and runners; edges that can be incremental are.
+In one process, with the real schedulers and runners; thinker to talker to code2wav, all edges are incremental.
 """
 
 import os
@@ -20,7 +20,7 @@ from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING, a
 TOLERANCE = 1e-4
 FIRST, THEN = 3, 10
 CHUNKS = {"code2wav": {"decode": "exact", "first_chunk_frames": FIRST, "chunk_frames": THEN}}
-STREAMED = {**COMPLETE, "talker": "incremental"}
+STREAMED = {**COMPLETE, "thinker": "incremental", "talker": "incremental"}
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +112,19 @@ def test_every_length_around_a_chunk_ends_once_with_all_its_samples(
         check_wave(answer, reference)
 
 
-def test_sound_comes_while_the_talker_still_runs(streamed: Pipeline) -> None:
-    """The first piece after as many frames as the first chunk has, and every other one a chunk later."""
+def test_a_piece_of_sound_comes_as_soon_as_its_frames_are_there(streamed: Pipeline) -> None:
     (answer,) = streamed.run([ignoring_the_end(6, FIRST + 2 * THEN + 1)])
     assert answer.error is None
     log = [stage for stage, _ in streamed.log]
     # the talker's first row makes no frame, its next one the first
     frames_before = [log[:index].count("talker") - 1 for index, stage in enumerate(log) if stage == "audio"]
     assert frames_before == [FIRST, FIRST + THEN, FIRST + 2 * THEN]
+
+
+def test_sound_comes_before_the_text_is_complete(streamed: Pipeline, whole: Pipeline) -> None:
+    asked = [ignoring_the_end(40, 60, kind) for kind in ("text", "image", "audio")]
+    for pipeline, early in ((streamed, True), (whole, False)):
+        for uid, answer in enumerate(pipeline.run(asked)):
+            assert answer.error is None
+            last_text = max(index for index, step in enumerate(pipeline.log) if step == ("thinker", uid))
+            assert (pipeline.log.index(("audio", uid)) < last_text) == early

@@ -132,6 +132,3 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
             finished=finished if state.done or finished is None else "empty",
             outputs=outputs,
         )
-
-    def _advance(self, uid: int, state: Code2WavRequest) -> RowResult:
-        raise NotImplementedError("code2wav works on all rows of a step at once")

@@ -139,9 +139,6 @@ class PackedRunner(StageRunner[State]):
     def _layout(self, rows: Sequence[Row]) -> StepLayout:
         return self._tables.layout([Span(row.uid, row.start, row.tokens) for row in rows], self._device)
 
-    def _advance(self, uid: int, state: State) -> RowResult:
-        raise NotImplementedError("rows of this stage are computed together")
-
     @abstractmethod
     def _prepare(self, row: Row, state: State) -> RowResult | None:
         """Whatever must be there before the row can run; its result if it does not run in this step."""

@@ -1,8 +1,4 @@
-"""What the runners of the three stages share: loading, one state a request, rows one after the other.
-
-A row that raises fails its own request. Sequential rows are the reference mode; a request's result does not depend on
-which others are in flight.
-"""
+"""What the runners of the three stages share: loading, and one state a request. What a step does is theirs."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -11,7 +7,6 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from stages.config import StageSpec
-from stages.errors import describe
 from stages.messages import StageRequest
 from stages.models.qwen3_omni.modules import Source, read_config
 from stages.payload import Payload
@@ -65,25 +60,17 @@ class StageRunner(ABC, Generic[State]):
     def counters(self) -> tuple[tuple[str, int], ...]:
         return ()
 
-    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
-        with torch.inference_mode():
-            return tuple(self._guarded(row) for row in rows)
-
     def end(self, uid: int) -> None:
         self._states.pop(uid, None)
 
     def close(self) -> None:
         self._states.clear()
 
-    def _guarded(self, row: Row) -> RowResult:
-        try:
-            return self._advance(row.uid, self._states[row.uid])
-        except Exception as error:
-            # Whatever one request's row raises is that request's failure, not the step's.
-            return RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage))
-
     @abstractmethod
     def warm_up(self) -> None: ...
+
+    @abstractmethod
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]: ...
 
     @abstractmethod
     def _load(self, config: Any, source: Source) -> int:
@@ -96,7 +83,3 @@ class StageRunner(ABC, Generic[State]):
     @abstractmethod
     def _take(self, state: State, payload: Payload, eos: bool) -> None:
         """Copies what it needs from one message of the input stream."""
-
-    @abstractmethod
-    def _advance(self, uid: int, state: State) -> RowResult:
-        """One step of one request."""
