@@ -25,9 +25,10 @@ FIRST, THEN = 3, 10
 SLOTS = 2
 # Around the first chunk, around the first two, and far more than the ring holds.
 FRAMES = (0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + THEN - 1, FIRST + THEN, FIRST + THEN + 1, 60, 60, 60, 90)
-TEXT_TOKENS = 6
+TEXT_TOKENS = 96
 WORDS = (
     "recipe=qwen3_omni",
+    "pipeline.stages.talker.inputs.thinker=incremental",
     "pipeline.stages.code2wav.inputs.talker=incremental",
     f"deploy.stages.code2wav.first_chunk_frames={FIRST}",
     f"deploy.stages.code2wav.chunk_frames={THEN}",
@@ -143,6 +144,18 @@ def test_sound_comes_before_the_talker_has_ended(streamed: Streamed) -> None:
     long = [uid for uid, event in ends.items() if event.units > FIRST + THEN + 2]
     assert len(long) >= 4
     assert all(first_sound[uid] < ends[uid].t_ns for uid in long)
+
+
+def test_code2wav_works_before_the_thinker_has_ended(streamed: Streamed) -> None:
+    """For the long ones, though code2wav is stopped again and again."""
+    first_step: dict[int, int] = {}
+    last_step: dict[int, int] = {}
+    for step in streamed.of("code2wav.0", StepDone):
+        for row in step.rows:
+            first_step.setdefault(row.uid, step.t_ns)
+    for step in streamed.of("thinker.0", StepDone):
+        last_step.update({row.uid: step.t_ns for row in step.rows})
+    assert sum(first_step[uid] < last for uid, last in last_step.items()) >= 4
 
 
 def test_no_frame_is_decoded_twice(streamed: Streamed) -> None:

@@ -107,7 +107,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             "talker": StageContract(
                 execution_type="llm_ar",
                 # A token is spoken once it is known not to be the last.
-                inputs={"thinker": InputContract(modes=("complete",), lookahead_units=1)},
+                inputs={"thinker": InputContract(modes=("incremental", "complete"), lookahead_units=1)},
                 sampled=True,
                 memory_share=2,
                 tuning=_LANGUAGE,
