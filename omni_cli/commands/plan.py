@@ -51,7 +51,7 @@ def _print(loaded: LoadedConfig, planned: ExecutionPlan) -> None:
     console.print(f"recipe {planned.recipe}   pipeline {planned.pipeline}   deploy {loaded.origins.choices['deploy']}")
     console.print(f"model {weights}")
     console.print(f"outputs {', '.join(f'{output} from {stage}' for output, stage in planned.outputs.items())}\n")
-    header = ("stage", "type", "replicas on devices", "memory", "batch", "threads")
+    header = ("stage", "type", "replicas on devices", "memory", "weights", "KV tokens", "batch", "threads")
     console.print(table(header, (_stage(stage, planned) for stage in planned.stages)))
     console.print()
     console.print(table(("edge", "mode", "connector", "slots", "ring"), _edges(planned)))
@@ -64,9 +64,20 @@ def _stage(stage: StagePlan, planned: ExecutionPlan) -> tuple[str, ...]:
         for replica in stage.replicas
     ]
     memory = f"{stage.memory_fraction:.0%}" if stage.memory_fraction else "-"
+    weights = _size(stage.weight_bytes) if stage.weight_bytes else "-"
     return (
-        stage.name, stage.execution_type, ", ".join(places), memory, str(stage.max_batch), str(stage.threads)
+        stage.name, stage.execution_type, ", ".join(places), memory, weights, _kv(stage), str(stage.max_batch),
+        str(stage.threads),
     )  # fmt: skip
+
+
+def _kv(stage: StagePlan) -> str:
+    """How many tokens the cache holds; estimated unless the number of blocks was given."""
+    if stage.kv is None:
+        return "-"
+    if not stage.kv.blocks:
+        return "known at the start"
+    return f"{'' if stage.tuning.kv_blocks else '~'}{stage.kv.tokens:,}"
 
 
 def _edges(planned: ExecutionPlan) -> Iterator[tuple[str, ...]]:
@@ -79,6 +90,8 @@ def _edges(planned: ExecutionPlan) -> Iterator[tuple[str, ...]]:
 
 
 def _size(count: int) -> str:
+    if count >= 2**30:
+        return f"{count / 2**30:.1f} GiB"
     return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 

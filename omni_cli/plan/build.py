@@ -14,6 +14,7 @@ from omni_cli.errors import PlanError
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
+from omni_cli.plan.memory import kv_plan, memory_problems, stage_memory
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.plan.placement import Placement, place
 from omni_cli.plan.tuning import max_batch, tuned, tuning_problems
@@ -52,6 +53,7 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
         plan = _assemble(loaded, graph, placements, model, inventory)
         # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
         problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
+        problems += memory_problems(plan, inventory)
         if not problems:
             return plan
     raise PlanError(report(located(problems, loaded.origins), "the plan"))
@@ -176,11 +178,16 @@ def _assemble(
     config, family = loaded.config, loaded.family
     settings = {name: config.deploy.stages.get(name, StageDeployConfig()) for name in graph.stages}
     batches = {name: max_batch(family.stages[name], settings[name]) for name in graph.stages}
+    tunings = {
+        name: tuned(family.stages[name], settings[name], on_gpu=bool(placements[name].replicas[0]))
+        for name in graph.stages
+    }
     edges = _Edges(loaded=loaded, batches=batches, model_path=model.path)
 
     def stage(name: str) -> StagePlan:
         topology = config.pipeline.stages[name]
         outputs = tuple(modality for modality, producer in graph.outputs.items() if producer == name)
+        memory = stage_memory(family, model.path, name, model.dtype)
         inputs = [edges.between(producer, name, mode) for producer, mode in topology.inputs.items()]
         if not inputs and family.media:
             inputs = [edges.media(name)]
@@ -199,7 +206,9 @@ def _assemble(
             memory_fraction=placements[name].memory_fraction,
             startup_timeout_s=settings[name].startup_timeout_s,
             threads=settings[name].threads,
-            tuning=tuned(family.stages[name], settings[name], on_gpu=bool(placements[name].replicas[0])),
+            tuning=tunings[name],
+            weight_bytes=memory.weight_bytes,
+            kv=kv_plan(memory, placements[name], tunings[name], batches[name], inventory),
             inputs=tuple(inputs),
             consumers=tuple(consumers),
             outputs=outputs,

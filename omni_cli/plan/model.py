@@ -52,8 +52,23 @@ class ReplicaPlan(PlanModel):
     devices: tuple[int, ...]
 
 
+class KVPlan(PlanModel):
+    """The KV cache of a replica. `blocks` is an estimate unless it was asked for; 0 is not known before the start."""
+
+    block_tokens: int
+    blocks: int
+    token_bytes: int
+
+    @property
+    def tokens(self) -> int:
+        return self.blocks * self.block_tokens
+
+
 class StagePlan(PlanModel):
-    """One stage: its replicas, its capacity, how it works, its edges in both directions."""
+    """One stage: its replicas, its capacity, how it works, its edges in both directions.
+
+    `weight_bytes` is by formula, 0 where there is none.
+    """
 
     name: str
     execution_type: ExecutionType
@@ -63,6 +78,8 @@ class StagePlan(PlanModel):
     startup_timeout_s: float
     threads: int
     tuning: StageTuning = StageTuning()
+    weight_bytes: int = 0
+    kv: KVPlan | None = None
     inputs: tuple[EdgePlan, ...]
     consumers: tuple[EdgePlan, ...]
     outputs: tuple[str, ...]

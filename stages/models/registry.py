@@ -53,6 +53,23 @@ class StageContract:
     memory_share: float = 1.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What a replica of a stage holds: its weights, and a KV cache of so many bytes a token (0: it has none).
+
+    A sequence has `context_tokens` at most.
+    """
+
+    weight_bytes: int
+    kv_token_bytes: int = 0
+    context_tokens: int = 0
+
+
+# What a device keeps for a step's own tensors, and what a KV cache may take of a CPU's memory.
+KV_HEADROOM_BYTES = 1 << 30
+CPU_KV_BYTES = 2 << 30
+
+
 class CheckModel(Protocol):
     def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
         """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
@@ -66,7 +83,8 @@ class FamilyContract:
     `media` are the input modalities beside text. `options` is the frozen dataclass type of the family's own root
     node and request extension, or None. `edge_bytes(model_path, producer, consumer)` is the largest payload that the
     default ring of an edge must hold; consumer `request` is the output ring. `default_model` builds or finds the
-    embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers.
+    embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers. `stage_memory(model_path,
+    stage, dtype)` is what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
     """
 
     name: str
@@ -77,6 +95,7 @@ class FamilyContract:
     check_model: CheckModel | None = None
     default_model: Callable[[], str] | None = None
     voices: Callable[[str], tuple[str, ...]] | None = None
+    stage_memory: Callable[[str, str, str], StageMemory] | None = None
     edge_bytes: Callable[[str, str, str], int] = lambda model, producer, consumer: 4 << 20
 
 

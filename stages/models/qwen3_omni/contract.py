@@ -8,6 +8,7 @@ from typing import Any
 from stages.config import StageTuning
 from stages.errors import CheckpointError
 from stages.models.checkpoint import read_json, weight_problems
+from stages.models.qwen3_omni.sizes import stage_memory
 from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
 from stages.models.registry import FamilyContract, InputContract, StageContract
 
@@ -126,5 +127,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=default_model,
         voices=voices,
         edge_bytes=edge_bytes,
+        stage_memory=stage_memory,
     )
 }
