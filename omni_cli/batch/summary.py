@@ -10,7 +10,7 @@ from omni_cli.streams import say
 
 def say_summary(state: RunState, *, quiet: bool) -> None:
     """On stderr. A run that was cut short says what it takes to end it."""
-    for line in _lines(state):
+    for line in _lines(state, notes=not quiet):
         say(line)
     if not quiet:
         say(f"files: {shown(state.folder.path)}")
@@ -21,12 +21,15 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _lines(state: RunState) -> Iterator[str]:
+def _lines(state: RunState, *, notes: bool) -> Iterator[str]:
     for warning in state.warnings:
         yield f"warning: {warning}"
     places = {task.request_id: f"{task.where}: " for task in state.tasks if task.where}
     for record in state.results.values():
-        yield from _of_request(record, places.get(record.request_id, ""))
+        place = places.get(record.request_id, "")
+        if notes:
+            yield from (f"note: {place}{note}" for note in record.warnings)
+        yield from _of_request(record, place)
     for process, cause in state.dead.items():
         yield f"failed: stage process {process} died: {cause}"
     failed, total = len(state.failed), len(state.tasks)
@@ -40,9 +43,8 @@ def _lines(state: RunState) -> Iterator[str]:
 
 
 def _of_request(record: ResultRecord, place: str) -> Iterator[str]:
-    for warning in (*record.warnings, *(w for artifact in record.artifacts for w in artifact.warnings)):
-        yield f"warning: {place}{warning}"
     for artifact in record.artifacts:
+        yield from (f"warning: {place}{warning}" for warning in artifact.warnings)
         if artifact.state == "empty":
             yield f"{place}request {record.request_id} has no {artifact.output}: nothing came (finished: empty)"
     if record.error is not None:

@@ -28,11 +28,11 @@ class _Line(RequestConfig):
     messages: Annotated[list[Any], Strict()] | None = None
     """Several turns, instead of a prompt."""
     images: tuple[Text, ...] = Field(default=())
-    """Paths of images."""
+    """Images, each a path or a data URL."""
     audios: tuple[Text, ...] = Field(default=())
-    """Paths of sound files."""
+    """Sound files, each a path or a data URL."""
     videos: tuple[Text, ...] = Field(default=())
-    """Paths of videos."""
+    """Videos, each a path or a data URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_cli.errors import InputError
+from omni_cli.inputs.data_url import data_of, is_data_url
 from omni_cli.inputs.decode import decode_audio, decode_image, decode_video
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.inputs.media import DecodedAudio, DecodedImage, DecodedVideo
@@ -57,17 +58,19 @@ class _Builder:
         self.facts: list[MediaFact] = []
 
     def part(self, kind: str, value: str, label: str | None) -> Part:
-        """A part of a message. `value` is the text, or the path of the medium. Raises InputError."""
+        """A part of a message. `value` is the text, or the path or data URL of the medium. Raises InputError."""
         if kind == "text":
             return Part(kind="text", text=value)
-        path = Path(value)
+        inline = is_data_url(value)
+        label = label or (kind if inline else None)
+        media = data_of(value, label=label or kind) if inline else Path(value)
         if kind == "image":
-            image: DecodedImage = decode_image(path, label=label, limits=self.limits)
+            image: DecodedImage = decode_image(media, label=label, limits=self.limits)
             return self._add("image", image.pixels, image)
         if kind == "audio":
-            audio: DecodedAudio = decode_audio(path, label=label, limits=self.limits)
+            audio: DecodedAudio = decode_audio(media, label=label, limits=self.limits)
             return self._add("audio", audio.samples, audio)
-        video: DecodedVideo = decode_video(path, label=label, limits=self.limits, sample_fps=VIDEO_FPS)
+        video: DecodedVideo = decode_video(media, label=label, limits=self.limits, sample_fps=VIDEO_FPS)
         return self._add("video", video.frames, video, fps=video.fps)
 
     def _add(
@@ -111,8 +114,8 @@ def from_prompt(
 def from_messages(messages: object, *, limits: InputLimits | None = None) -> Conversation:
     """Several turns: a list of {"role", "content"}, content a string or a list of {"type", <type>} parts.
 
-    A part is {"type": "text", "text": ...} or {"type": "image" | "audio" | "video", <type>: path}. Raises InputError
-    naming the index of what is wrong.
+    A part is {"type": "text", "text": ...} or {"type": "image" | "audio" | "video", <type>: path or data URL}. Raises
+    InputError naming the index of what is wrong.
     """
     builder = _Builder(limits or InputLimits())
     if not isinstance(messages, list) or not messages:

@@ -1,3 +1,6 @@
+import base64
+from pathlib import Path
+
 import numpy as np
 import pytest
 import soundfile
@@ -86,3 +89,26 @@ def test_a_missing_file_is_named_by_index_and_absolute_path(tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=rf"messages\[0\].content\[0\].*{tmp_path}/no.png"):
         from_messages([{"role": "user", "content": [{"type": "image", "image": "no.png"}]}])
+
+
+@pytest.mark.parametrize("head", ["data:image/png;base64,", "data:;base64,", "DATA:text/plain;charset=utf-8;BASE64,"])
+def test_a_medium_may_stand_in_the_request_itself(tmp_path, picture, head):
+    url = head + base64.b64encode(Path(picture).read_bytes()).decode()
+    (inside,) = from_prompt("what?", images=[url]).media.tensors
+    (outside,) = from_prompt("what?", images=[picture]).media.tensors
+    assert (inside.shape, bytes(inside.data)) == (outside.shape, bytes(outside.data))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("data:image/png,abc", "image: a data URL has to be data:TYPE;base64,DATA"),
+        ("data:image/png;base64,ab*c", "image: the data URL does not hold base64: "),
+        ("data:image/png;base64,", "image: is empty"),
+        ("data:image/png;base64,aGVsbG8=", "image: holds plain text, not an image"),
+    ],
+)
+def test_a_data_url_that_is_none_is_refused(url, said):
+    with pytest.raises(InputError, match=said) as refused:
+        from_prompt("what?", images=[url])
+    assert refused.value.param == "image"
