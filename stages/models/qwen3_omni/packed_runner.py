@@ -78,13 +78,15 @@ class PackedRunner(StageRunner[State]):
             "head_dim": int(decoder.head_dim),
             "dtype": source.dtype,
         }
-        wanted = spec.max_batch * -(-context // tokens)
-        blocks = min(wanted, self._room(source.device) // block_bytes(**sizes))
-        if blocks < 1:
+        wanted = spec.tuning.kv_blocks or spec.max_batch * -(-context // tokens)
+        room = max(self._room(source.device), 0) // block_bytes(**sizes)
+        if room < (spec.tuning.kv_blocks or 1):
+            key = f"deploy.stages.{spec.stage}"
             raise StageError(
-                f"no memory is left for a KV cache: a block of {tokens} tokens takes {block_bytes(**sizes)} bytes; "
-                f"raise deploy.stages.{spec.stage}.memory_fraction"
+                f"{wanted} KV blocks of {tokens} tokens take {wanted * block_bytes(**sizes)} bytes; there is room for "
+                f"{room} of them: lower {key}.kv_blocks or raise {key}.memory_fraction"
             )
+        blocks = min(wanted, room)
         self._device = source.device
         self._cache = PagedCache(blocks=blocks, device=source.device, **sizes)
         self._tables = BlockTables(tokens)
