@@ -84,7 +84,7 @@ class BlockTables:
     def __init__(self, block_tokens: int) -> None:
         self._block_tokens = block_tokens
         self._table: npt.NDArray[np.int32] = np.zeros((_TABLE_ROWS, _TABLE_BLOCKS), dtype=np.int32)
-        self._lengths: dict[int, int] = {}
+        self._room: npt.NDArray[np.int64] = np.zeros(_TABLE_ROWS, dtype=np.int64)  # blocks, by row of the table
         self._rows: dict[int, int] = {}
         self._free = list(range(_TABLE_ROWS))
 
@@ -95,18 +95,20 @@ class BlockTables:
         if uid not in self._rows:
             if not self._free:
                 self._grow(rows=len(self._table) * 2)
-            self._rows[uid], self._lengths[uid] = self._free.pop(), 0
-        begin = self._lengths[uid]
-        end = self._lengths[uid] = begin + len(blocks)
+            self._rows[uid] = self._free.pop()
+            self._room[self._rows[uid]] = 0
+        row = self._rows[uid]
+        begin = int(self._room[row])
+        end = begin + len(blocks)
         if end > self._table.shape[1]:
             self._grow(blocks=max(end, self._table.shape[1] * 2))
-        self._table[self._rows[uid], begin:end] = blocks
+        self._table[row, begin:end] = blocks
+        self._room[row] = end
 
     def drop(self, uid: int) -> None:
         """The request has no blocks any more; one that had none may be named."""
         row = self._rows.pop(uid, None)
         if row is not None:
-            del self._lengths[uid]
             self._free.append(row)
 
     def layout(self, spans: Sequence[Span], device: torch.device) -> StepLayout:
@@ -117,8 +119,8 @@ class BlockTables:
         starts = np.array([span.start for span in spans], dtype=np.int64)
         tokens = np.array([span.tokens for span in spans], dtype=np.int64)
         lengths = starts + tokens
-        self._check(spans, lengths)
-        tables = self._table[[self._rows[span.uid] for span in spans], : -(-int(lengths.max()) // self._block_tokens)]
+        rows = self._checked(spans, lengths)
+        tables = self._table[rows, : -(-int(lengths.max()) // self._block_tokens)]
         ends = tokens.cumsum()
         longest = int(tokens.max())
         if longest == 1:
@@ -136,14 +138,18 @@ class BlockTables:
             max_query=longest,
         )
 
-    def _check(self, spans: Sequence[Span], lengths: npt.NDArray[np.int64]) -> None:
-        for span, length in zip(spans, lengths.tolist(), strict=True):
-            room = self._lengths.get(span.uid, 0) * self._block_tokens
-            if length > room:
-                raise ValueError(f"request {span.uid} reaches token {length}, but has KV blocks for {room}")
+    def _checked(self, spans: Sequence[Span], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The rows of the table."""
+        rows = np.array([self._rows.get(span.uid, -1) for span in spans], dtype=np.int64)
+        room = np.where(rows < 0, 0, self._room[rows] * self._block_tokens)
+        if (beyond := lengths > room).any():
+            at = int(beyond.argmax())
+            raise ValueError(f"request {spans[at].uid} reaches token {lengths[at]}, but has KV blocks for {room[at]}")
+        return rows
 
     def _grow(self, *, rows: int | None = None, blocks: int | None = None) -> None:
         old = self._table
         self._table = np.zeros((rows or old.shape[0], blocks or old.shape[1]), dtype=np.int32)
         self._table[: old.shape[0], : old.shape[1]] = old
+        self._room = np.concatenate((self._room, np.zeros(len(self._table) - len(old), dtype=np.int64)))
         self._free.extend(range(old.shape[0], self._table.shape[0]))

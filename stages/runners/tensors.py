@@ -1,5 +1,9 @@
 """Between torch tensors and the bytes of a payload. Copies on the way in, so that the payload's memory may go."""
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from stages.payload import Payload, Tensor
@@ -11,6 +15,8 @@ _DTYPES = {
         torch.float16, torch.bfloat16, torch.float32, torch.float64,
     )
 }  # fmt: skip
+
+_NAMES = {np.dtype(name): name for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")}
 
 
 def from_payload(tensor: Tensor) -> torch.Tensor:
@@ -32,6 +38,12 @@ def to_payload(name: str, tensor: torch.Tensor) -> Tensor:
         shape=tuple(host.shape),
         data=memoryview(data),
     )
+
+
+def array_payload(name: str, array: npt.NDArray[Any]) -> Tensor:
+    """A contiguous array as bytes, without a copy."""
+    data = array.data.cast("B") if array.size else memoryview(b"")
+    return Tensor(name=name, dtype=_NAMES[array.dtype], shape=array.shape, data=data)
 
 
 def read_all(payload: Payload) -> dict[str, torch.Tensor]:

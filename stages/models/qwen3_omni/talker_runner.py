@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from stages.errors import RequestRefused, describe
@@ -20,7 +21,7 @@ from stages.runners.base import Emission, RowResult
 from stages.runners.kv_cache import StepLayout
 from stages.runners.sampler import Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams, uniforms
-from stages.runners.tensors import read_all, to_payload
+from stages.runners.tensors import array_payload, read_all, to_payload
 from stages.schedulers.base import Row
 
 # Rows of the embedding table that are projected at once: bounds the memory that loading takes on top of the table.
@@ -35,7 +36,7 @@ class TalkerRequest:
     """One request: what has come from the thinker, the first code of each frame so far, and the whole frames.
 
     `size` is the prompt's length, `prompt` the prompt until it is prefilled; `hidden` is the last hidden state while
-    the request has no slot.
+    the request has no slot. `ahead` are the numbers that the next frame's residual codes are drawn with.
     """
 
     request: StageRequest
@@ -51,6 +52,7 @@ class TalkerRequest:
     tokens: list[int] = field(default_factory=list)
     frames: list[list[int]] = field(default_factory=list)
     hidden: torch.Tensor | None = None
+    ahead: npt.NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +206,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
             if last:
                 places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
                 logits = self._talker.logits(hidden[torch.tensor(places).to(self._device)], sampling.slots)
-        return self._results(rows, going_on, self._read(logits, sampling, codes), len(last))
+        return self._results(rows, going_on, self._read(last, logits, sampling, codes), len(last))
 
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
         states = [self._states[row.uid] for row in rows]
@@ -217,9 +219,8 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         greedy = [state.params.temperature == 0 for state in states]
         numbers = None
         if not all(greedy):
-            groups = range(1, self._talker.predictor.groups)
-            drawn = uniforms([(state.key, len(state.tokens) - 1) for state in states], groups)
-            numbers = torch.from_numpy(drawn).to(self._device)
+            ahead = [state.ahead for state in states if state.ahead is not None]
+            numbers = torch.from_numpy(np.stack(ahead)).to(self._device)
         slots = [self._enter(row.uid, state) for row, state in zip(rows, states, strict=True)]
         return FrameInputs(
             first=torch.tensor([state.tokens[-1] for state in states]).to(self._device),
@@ -263,11 +264,21 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         packed = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)
         return self._talker.hidden(torch.cat(pieces), packed, layout)
 
-    def _read(self, logits: torch.Tensor | None, sampling: SamplingStep, codes: torch.Tensor | None) -> list[int]:
+    def _draw_ahead(self, rows: Sequence[Row]) -> None:
+        """The numbers of the frames that begin with the tokens of this step: there is time while the device works."""
+        states = [self._states[row.uid] for row in rows]
+        draws = [(state.key, len(state.tokens)) for state in states]
+        for state, numbers in zip(states, uniforms(draws, range(1, self._talker.predictor.groups)), strict=True):
+            state.ahead = numbers
+
+    def _read(
+        self, last: Sequence[Row], logits: torch.Tensor | None, sampling: SamplingStep, codes: torch.Tensor | None
+    ) -> list[int]:
         """The drawn tokens and then the residual codes, row by row: one copy from the device."""
         found = [] if logits is None else [self._sampler(logits, sampling).tokens]
         if codes is not None:
             found.append(codes.flatten())
+        self._draw_ahead(last)
         values: list[int] = torch.cat(found).tolist() if found else []
         return values
 
@@ -310,9 +321,9 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         """Frames go on as they come; the message that ends the stream says why, for the stage that ends the audio."""
         emissions: tuple[Emission, ...] = ()
         if frames or finished:
-            codes = torch.tensor(frames, dtype=torch.int32).reshape(len(frames), self._talker.predictor.groups)
+            codes = np.array(frames, dtype=np.int32).reshape(len(frames), self._talker.predictor.groups)
             payload = Payload(
-                tensors=(to_payload("codes", codes),),
+                tensors=(array_payload("codes", codes),),
                 meta=(("finish_reason", finished),) if finished else (),
             )
             emissions = tuple(

@@ -23,6 +23,7 @@ class TokenCodec:
             token: b"" if entry.special else entry.content.encode()
             for token, entry in tokenizer.added_tokens_decoder.items()
         }
+        self._bytes: dict[int, bytes] = {}  # of the tokens that have occurred
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are spelled out."""
@@ -35,6 +36,11 @@ class TokenCodec:
 
     def bytes_of(self, token: int) -> bytes:
         """Empty for special tokens."""
+        if (known := self._bytes.get(token)) is None:
+            known = self._bytes[token] = self._spell(token)
+        return known
+
+    def _spell(self, token: int) -> bytes:
         if token in self._added:
             return self._added[token]
         symbols = self._tokenizer.convert_ids_to_tokens(token)
@@ -69,10 +75,8 @@ class StandInCodec(TokenCodec):
     def name(self, token: int) -> str:
         return super().name(self._own_ids.get(token, token))
 
-    def bytes_of(self, token: int) -> bytes:
-        if token in self._own_ids:
-            return b""
-        return super().bytes_of(ANSWER_IDS[token % len(ANSWER_IDS)])
+    def _spell(self, token: int) -> bytes:
+        return b"" if token in self._own_ids else super()._spell(ANSWER_IDS[token % len(ANSWER_IDS)])
 
 
 class TextDecoder:

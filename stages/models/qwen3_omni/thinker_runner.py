@@ -23,7 +23,7 @@ from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, Output, RowResult
 from stages.runners.sampler import Drawn, Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams
-from stages.runners.tensors import from_payload, to_payload
+from stages.runners.tensors import array_payload, from_payload, to_payload
 from stages.schedulers.base import Row
 
 # What the talker's rope needs of the prompt's media, by the name that it has in `ModelInputs` and in the payload.
@@ -280,7 +280,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
     def _emissions(self, state: ThinkerRequest, ids: list[int]) -> tuple[Emission, ...]:
         if not (state.request.consumers and ids):
             return ()
-        tensors = [to_payload("generated_ids", torch.tensor(ids))]
+        tensors = [array_payload("generated_ids", np.array(ids, dtype=np.int64))]
         if not state.handed:
             tensors[:0] = self._prompt_tensors(state)
             state.handed = True
