@@ -7,6 +7,8 @@ import pytest
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
+pytest.register_assert_rewrite("tests.integration.cli")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ.get("OMNI_SOAK"):

@@ -32,8 +32,8 @@ def test_r04_r93_a_stage_that_raises_ends_the_run_at_once(tmp_path):
     events = ended.events
     (failed,) = [event for event in events if event["kind"] == "stage_failed"]
     assert (failed["src"], failed["error"]["kind"]) == ("thinker.0", "RuntimeError")
-    spans = [event for event in events if event["src"] == "thinker.0" and event["kind"] != "process_ready"]
-    assert spans[-1] == failed
+    own = [event for event in events if event["src"] == "thinker.0" and event.get("uid") == failed["uid"]]
+    assert own[-1] == failed
     assert [event["kind"] for event in events].count("request_failed") == 1
 
 

@@ -3,12 +3,15 @@
 import os
 import shutil
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from omni_cli.launch import startup
 from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
 from tests.integration.cli import (
+    Ended,
     check_trace,
     judged,
     leaves_nothing,
@@ -18,6 +21,8 @@ from tests.integration.cli import (
     start,
     wait_for_event,
 )
+from tests.integration.launch_plans import Heard
+from tests.integration.test_launch_synthetic import launcher
 
 SYNTHETIC = ("run", "recipe=synthetic", "--prompt", "one two three")
 PROCESSES = ("thinker.0", "talker.0", "code2wav.0")
@@ -51,7 +56,7 @@ def test_r12_every_start_is_ready_whoever_is_slow(tmp_path, starts, delay_s):
                 check_trace(out)
 
 
-def test_r20_r68_a_run_is_ready_after_its_warm_up_and_ends_by_itself(tmp_path):
+def test_r20_r68_r86_a_run_says_what_it_loads_is_ready_then_and_ends_by_itself(tmp_path):
     with leaves_nothing():
         ended = omni(*SYNTHETIC, cwd=tmp_path, limit_s=60)
     assert (ended.code, ended.out) == (0, "one two three\n")
@@ -59,8 +64,11 @@ def test_r20_r68_a_run_is_ready_after_its_warm_up_and_ends_by_itself(tmp_path):
         "manifest.json", "plan.json", "results.jsonl", "run.log", "trace.jsonl", "request",
     }  # fmt: skip
     check_trace(ended.run)
+    log = (ended.run / "run.log").read_text()
     for name in PROCESSES:
         assert ended.err.index(f"{name}: loaded: ") < ended.err.index(f"{name} is ready after ")
+        assert ended.err.count(f"{name}: loaded: device cpu, dtype float32") == 1
+        assert log.count(f" INFO omni.stage.{name}: loaded: device cpu, dtype float32") == 1
     facts = {event["src"]: dict(event["facts"]) for event in ready_events(ended.run)}
     assert all("warm_up_s" in facts[name] for name in PROCESSES)
 
@@ -92,25 +100,60 @@ def test_r66_only_what_is_asked_for_is_started(tmp_path):
     assert said == "modalities: audio is not available in this deployment (deploy.outputs is ['text'])"
 
 
-def test_r67_the_configured_limit_ends_a_start_and_names_itself(tmp_path):
-    slow = ("synthetic.init_delay_s.talker=600", "deploy.stages.talker.startup_timeout_s=1")
-    with leaves_nothing():
-        ended = omni(*SYNTHETIC, *slow, "--out", "run", cwd=tmp_path)
+SLOW = ("synthetic.init_delay_s.thinker=600", "synthetic.init_delay_s.code2wav=600")
+PATIENT = tuple(f"deploy.stages.{stage}.startup_timeout_s=600" for stage in ("thinker", "talker", "code2wav"))
+DIES = (*SLOW, *PATIENT, "synthetic.fail.stage=talker", "synthetic.fail.at=-1")
+BAD_STARTS = {
+    "limit": ("synthetic.init_delay_s.talker=600", "deploy.stages.talker.startup_timeout_s=2"),
+    "raise": (*DIES, "synthetic.fail.kind=raise"),
+    "exit": (*DIES, "synthetic.fail.kind=exit"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_starts(tmp_path_factory) -> dict[str, Ended]:
+    """All at once, since each of them only waits."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in BAD_STARTS}
+    with leaves_nothing(), ThreadPoolExecutor(len(BAD_STARTS)) as threads:
+        runs = {
+            name: threads.submit(omni, *SYNTHETIC, *words, "--out", "run", cwd=folders[name])
+            for name, words in BAD_STARTS.items()
+        }
+        return {name: run.result() for name, run in runs.items()}
+
+
+def test_r67_the_configured_limit_ends_a_start_and_names_itself(bad_starts):
+    ended = bad_starts["limit"]
     assert ended.code == 1
-    assert 1 < ended.wall_s < 15
+    assert 2 < ended.wall_s < 24
     last = ended.err.splitlines()[-1]
-    assert last.startswith("omni: talker.0 was not ready after 1 s, the limit of stage 'talker'.")
+    assert last.startswith("omni: talker.0 was not ready after 2 s, the limit of stage 'talker'.")
     assert last.endswith("raise deploy.stages.talker.startup_timeout_s")
-    assert last.removeprefix("omni: ") in (tmp_path / "run/run.log").read_text()
-    check_trace(tmp_path / "run")
+    assert last.removeprefix("omni: ") in (ended.run / "run.log").read_text()
+    check_trace(ended.run)
 
 
-def test_r67_a_slow_start_says_whom_it_waits_for(tmp_path):
-    slow = ("synthetic.init_delay_s.talker=5.5", "deploy.stages.talker.startup_timeout_s=60")
-    ended = omni(*SYNTHETIC, *slow, cwd=tmp_path)
+def test_r67_a_slow_start_says_whom_it_waits_for(monkeypatch):
+    assert startup.PROGRESS_S <= 10
+    monkeypatch.setattr(startup, "PROGRESS_S", 0.2)
+    lines: list[str] = []
+    with launcher(Heard(), lines, "synthetic.init_delay_s.talker=0.7").start() as running:
+        assert running.stop() == 0
+    waiting = [line for line in lines if line.startswith("waiting for ")]
+    assert waiting
+    assert all("talker.0" in line for line in waiting)
+    assert lines.index(waiting[-1]) < [line.partition(" after ")[0] for line in lines].index("talker.0 is ready")
+
+
+@pytest.mark.soak
+def test_r67_in_full(tmp_path):
+    slow = "synthetic.init_delay_s.talker=20"
+    ended = omni(*SYNTHETIC, slow, "deploy.stages.talker.startup_timeout_s=5", cwd=tmp_path)
+    assert (ended.code, 5 <= ended.wall_s < 8) == (1, True)
+    ended = omni(*SYNTHETIC, slow, "deploy.stages.talker.startup_timeout_s=60", cwd=tmp_path)
     assert ended.code == 0
-    assert "waiting for talker.0: 5 s\n" in ended.err
-    assert ended.err.index("waiting for talker.0") < ended.err.index("talker.0 is ready")
+    for second in (5, 10, 15):
+        assert f"waiting for talker.0: {second} s\n" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -120,20 +163,16 @@ def test_r67_a_slow_start_says_whom_it_waits_for(tmp_path):
         ("exit", "died while it was starting: exit code 3"),
     ],
 )
-def test_r68_a_stage_that_dies_while_it_loads_ends_the_start_at_once(tmp_path, kind, cause):
-    fault = ("synthetic.fail.stage=talker", "synthetic.fail.at=-1", f"synthetic.fail.kind={kind}")
-    others = ("synthetic.init_delay_s.thinker=600", "synthetic.init_delay_s.code2wav=600")
-    limits = [f"deploy.stages.{stage}.startup_timeout_s=600" for stage in ("thinker", "talker", "code2wav")]
-    with leaves_nothing():
-        ended = omni(*SYNTHETIC, *fault, *others, *limits, "--out", "run", cwd=tmp_path)
+def test_r68_a_stage_that_dies_while_it_loads_ends_the_start_at_once(bad_starts, kind, cause):
+    ended = bad_starts[kind]
     assert ended.code == 1
     assert ended.wall_s < 15
     assert "ready" not in ended.err
     assert ended.err.count(f"omni: talker.0 {cause}\n") == 1
     assert ended.err.count("--- stage traceback of talker.0\n") == (kind == "raise")
-    log = (tmp_path / "run/run.log").read_text()
+    log = (ended.run / "run.log").read_text()
     assert log.count(f"talker.0 {cause}\n") == 1
-    check_trace(tmp_path / "run")
+    check_trace(ended.run)
 
 
 # When the signal comes: while a stage loads, in the middle of a step, while another stage waits for it.
@@ -146,22 +185,24 @@ MOMENTS = {
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(7, marks=pytest.mark.soak)])
 def test_r16_an_interrupted_run_leaves_nothing(tmp_path, rounds):
-    for count, (words, moment) in enumerate(list(MOMENTS.values()) * rounds):
+    def end(count: int) -> None:
+        words, moment = list(MOMENTS.values())[count % len(MOMENTS)]
         number = (signal.SIGINT, signal.SIGTERM)[count % 2]
         out = tmp_path / f"{count}"
-        with leaves_nothing():
-            process = start(*SYNTHETIC, *words, "deploy.drain_timeout_s=1", "--out", str(out), cwd=tmp_path)
-            wait_for_event(out / "trace.jsonl", **moment)
-            os.kill(process.pid, number)
-            _, said = process.communicate(timeout=60)
+        process = start(*SYNTHETIC, *words, "deploy.drain_timeout_s=1", "--out", str(out), cwd=tmp_path)
+        wait_for_event(out / "trace.jsonl", **moment)
+        os.kill(process.pid, number)
+        _, said = process.communicate(timeout=60)
         assert process.returncode == 128 + number, said
         assert "Traceback" not in said
         check_trace(out)
 
+    with leaves_nothing(), ThreadPoolExecutor(len(MOMENTS)) as threads:
+        list(threads.map(end, range(len(MOMENTS) * rounds)))
+
 
 def test_r73_weights_that_are_missing_or_partial_are_named_before_anything_is_started(tmp_path):
     run = ("recipe=qwen3_omni", "--prompt", "a")
-    assert refused(*run, "model.path=./nowhere", cwd=tmp_path).endswith(f": {tmp_path / 'nowhere'}: no such folder\n")
     (tmp_path / "bare").mkdir()
     said = refused(*run, "model.path=bare", cwd=tmp_path)
     assert f"{tmp_path / 'bare/config.json'}: no such file" in said

@@ -57,8 +57,12 @@ def mixed(tmp_path_factory) -> Ended:
         return batch(tmp_path_factory.mktemp("mixed"), MIXED, "recipe=synthetic", *words)
 
 
-def test_r92_overlapping_requests_are_counted_each_for_itself(mixed):
-    requests = shown(mixed.run)
+@pytest.fixture(scope="module")
+def requests(mixed) -> dict[str, dict]:
+    return shown(mixed.run)
+
+
+def test_r92_overlapping_requests_are_counted_each_for_itself(requests):
     talkers = []
     for n in range(4):
         request = requests[f"good-{n}"]
@@ -71,8 +75,7 @@ def test_r92_overlapping_requests_are_counted_each_for_itself(mixed):
     assert max(span["wait_ms"] for span in talkers) > max(span["run_ms"] for span in talkers)
 
 
-def test_r92_requests_that_failed_or_ran_out_of_time_are_there_with_their_status(mixed):
-    requests = shown(mixed.run)
+def test_r92_requests_that_failed_or_ran_out_of_time_are_there_with_their_status(mixed, requests):
     assert {name: request["status"] for name, request in requests.items()} == {
         **{f"good-{n}": "finished" for n in range(4)}, "failed": "failed", "late": "failed",
     }  # fmt: skip
