@@ -58,6 +58,12 @@ class Ended:
     def events(self) -> list[dict]:
         return read_events(self.run / "trace.jsonl")
 
+    @property
+    def traced_s(self) -> float:
+        """From the first event to the last: without what Python itself needs to start and to end."""
+        events = self.events
+        return (events[-1]["t"] - events[0]["t"]) / 1e9
+
     def text(self, request: str = "request") -> str:
         return (self.run / request / "text.txt").read_bytes().decode("utf-8")
 
