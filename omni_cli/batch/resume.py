@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from pathlib import Path
 
+from omni_cli.artifacts.atomic import failed
 from omni_cli.artifacts.results import finished
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.batch.state import RunState
@@ -13,7 +15,10 @@ from omni_cli.plan.model import ExecutionPlan
 
 def remaining(state: RunState) -> list[Task]:
     """The tasks to run; what is done already stands in the state's results afterwards, a changed request in its
-    warnings. Files of an earlier attempt at what is to be run are removed. Raises ConfigError for another plan."""
+    warnings. Files of an earlier attempt at what is to be run are removed.
+
+    Raises ConfigError for another plan, ArtifactError for files that cannot be removed.
+    """
     _require_plan(state.folder, state.plan)
     done = finished(state.folder)
     todo = []
@@ -24,9 +29,18 @@ def remaining(state: RunState) -> list[Task]:
             continue
         if record is not None:
             state.warnings.append(f"request {task.request_id} is not what it was and is done again")
-        shutil.rmtree(state.folder.request_folder(task.request_id), ignore_errors=True)
+        _remove(state.folder.request_folder(task.request_id))
         todo.append(task)
     return todo
+
+
+def _remove(folder: Path) -> None:
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise failed(folder, error) from error
 
 
 def _require_plan(folder: RunFolder, plan: ExecutionPlan) -> None:

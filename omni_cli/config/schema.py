@@ -60,7 +60,8 @@ class StageDeployConfig(ConfigModel):
     """Where a stage runs and with what capacity. What is null, the planner chooses."""
 
     devices: Annotated[Devices | None, BeforeValidator(_devices)] = None
-    """For each replica the positions of its devices in the visible list: [[0],[1]] is two replicas; `cpu` is none."""
+    """For each replica the positions of its devices in the visible list: [[0],[1]] is two replicas, [[],[]] two
+    on the CPU; `cpu` is one there."""
     max_batch: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
     """Requests that a replica works on at once."""
     memory_fraction: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
