@@ -42,9 +42,9 @@ class Delivery:
         )
 
     def _write(self, request_id: str, output: OmniOutput) -> ArtifactRecord:
+        if output.modality == "text":
+            return self._writer.text(request_id, output.text)
         if not output.payloads:
-            if output.modality == "text":
-                return self._writer.text(request_id, output.text)
             return ArtifactRecord(output=output.modality, state="empty")
         collector = AudioCollector(stage=self._stages[output.modality], request_id=request_id)
         for payload in output.payloads:

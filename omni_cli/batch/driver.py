@@ -63,8 +63,20 @@ class BatchDriver:
                 attempt.fail(OmniError(f"internal error: {type(error).__name__}: {error}"))
                 raise
             finally:
-                deliver = self._writing.submit(partial(self._delivery.deliver, attempt))
-                self._on_result(await asyncio.shield(asyncio.wrap_future(deliver)))
+                await self._deliver(attempt)
+
+    async def _deliver(self, attempt: Attempt) -> None:
+        """Writes what became of the request and says so; a cancellation meanwhile waits for it."""
+        writing = asyncio.wrap_future(self._writing.submit(partial(self._delivery.deliver, attempt)))
+        cancelled = False
+        while not writing.done():
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                cancelled = True
+        self._on_result(writing.result())
+        if cancelled:
+            raise asyncio.CancelledError
 
     async def _drive(self, attempt: Attempt) -> None:
         task = attempt.task

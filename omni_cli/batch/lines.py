@@ -1,6 +1,5 @@
 """A batch file: one JSON object a line, each a request. A bad line is a failed task; a bad file is refused."""
 
-import json
 from collections.abc import Mapping, Sequence
 
 from omni_cli.batch.task import Task, make_task
@@ -8,7 +7,7 @@ from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import InputError
 from omni_cli.inputs.limits import MIB, InputLimits
-from omni_cli.inputs.text import read_text
+from omni_cli.inputs.text import parse_json, read_text
 
 _LIMITS = InputLimits(max_text_bytes=1024 * MIB)  # of the file; a line is as long as it needs
 
@@ -74,20 +73,8 @@ def _task(value: object, where: str, name: str, loaded: LoadedConfig) -> Task:
 
 
 def _parse(line: str) -> object:
-    """A line's value, or the InputError that it is. Of two equal keys json would silently take the last."""
-
-    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            keys = [key for key, _ in pairs]
-            raise InputError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands there twice")
-        return found
-
+    """A line's value, or the InputError that it is."""
     try:
-        return json.loads(line, object_pairs_hook=once)
+        return parse_json(line)
     except InputError as error:
         return error
-    except ValueError as error:
-        return InputError(f"is not JSON: {error}")
-    except RecursionError:
-        return InputError("is nested too deep")

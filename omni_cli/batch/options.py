@@ -1,6 +1,5 @@
 """The options of `omni run`: spellings of `request.*`, and the request's content, which is never configuration."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +8,7 @@ from omni_cli.batch.task import Task, make_task
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import ConfigError, InputError
-from omni_cli.inputs.text import read_text
+from omni_cli.inputs.text import parse_json, read_text
 
 SINGLE = "request"  # the id of a run's only request
 
@@ -103,8 +102,6 @@ class RunOptions:
 
 def _messages(path: str) -> Any:
     try:
-        return json.loads(read_text(path, "messages file"))
-    except ValueError as error:
-        raise InputError(f"messages file {path}: is not JSON: {error}") from error
-    except RecursionError:
-        raise InputError(f"messages file {path}: is nested too deep") from None
+        return parse_json(read_text(path, "messages file"))
+    except InputError as error:
+        raise InputError(f"messages file {path}: {error}") from error

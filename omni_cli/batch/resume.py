@@ -27,6 +27,10 @@ def remaining(state: RunState) -> list[Task]:
         if record is not None and record.digest == task.digest:
             state.add(record)
             continue
+        if record is not None and task.error is not None:
+            state.add(record)
+            state.warnings.append(f"request {task.request_id} keeps its result, but cannot be read now: {task.error}")
+            continue
         if record is not None:
             state.warnings.append(f"request {task.request_id} is not what it was and is done again")
         _remove(state.folder.request_folder(task.request_id))

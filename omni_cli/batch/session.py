@@ -74,7 +74,10 @@ class Session:
             try:
                 asyncio.run(self._drive(tasks, running, listener))
             finally:
-                live_slots = running.stop()
+                try:
+                    running.stop()
+                finally:  # a signal that came meanwhile is raised by `stop`, after all is done
+                    live_slots = running.stop()
         finally:  # after a start that failed as well
             events = recorder.events if recorder is not None else 0
             listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))

@@ -10,8 +10,8 @@ from typing import Literal
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.batch.options import RunOptions
+from omni_cli.batch.run import judge
 from omni_cli.batch.summary import shown
-from omni_cli.config.load import load_config
 from omni_cli.config.overrides import expand_sweep
 from omni_cli.errors import ConfigError
 from omni_cli.launch.job import Job
@@ -20,7 +20,7 @@ from omni_cli.streams import say
 
 JobStatus = Literal["waiting", "running", "finished", "failed", "refused", "interrupted"]
 
-_ENDS: dict[int, JobStatus] = {0: "finished", 2: "refused", 130: "interrupted", 143: "interrupted"}
+_ENDS: dict[int, JobStatus] = {0: "finished", 2: "refused", 129: "interrupted", 130: "interrupted", 143: "interrupted"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,16 +36,15 @@ class JobRecord:
 def run_sweep(words: Sequence[str], options: RunOptions) -> int:
     """Runs the jobs one after the other and says how each ended; returns 1 if any did not finish.
 
-    Every job's configuration and the requests are checked before the first one starts. Raises OmniError.
+    Every job's configuration, plan and requests are checked before the first one starts. Raises OmniError.
     """
     if options.out is not None or options.resume is not None:
         raise ConfigError("-m takes neither --out nor --resume: every job has a folder of its own")
     if "-" in (options.prompt_file, options.messages, options.input):
         raise ConfigError("-m cannot give stdin to every job; name a file")
     jobs = expand_sweep(words)
-    loaded = [load_config(job) for job in jobs]
-    options.tasks(loaded[0])
-    folder = RunFolder.create(recipe=f"sweeps/{loaded[0].recipe}", started_at=datetime.now().astimezone()).path
+    recipes = [judge(job, options)[0].recipe for job in jobs]
+    folder = RunFolder.create(recipe=f"sweeps/{recipes[0]}", started_at=datetime.now().astimezone()).path
     records = [JobRecord(name=f"job-{number}", overrides=list(job)) for number, job in enumerate(jobs)]
     try:
         with Interrupts() as interrupts:

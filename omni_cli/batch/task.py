@@ -5,11 +5,13 @@ It opens and decodes media; it starts nothing.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from omni_cli.config.load import LoadedConfig
+from omni_cli.config.report import Problem
 from omni_cli.config.request import RequestLine
+from omni_cli.config.schema import RequestConfig
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
@@ -38,7 +40,9 @@ class Task:
 
     def checked(self, plan: ExecutionPlan) -> "Task":
         """The same task, or a failed one if this plan cannot do what it asks for."""
-        problems = request_problems(plan, self.line.request) if self.line is not None else ()
+        if self.line is None:
+            return self
+        problems = [*request_problems(plan, self.line.request), *_unwritten(self.line.request)]
         if not problems:
             return self
         return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
@@ -124,3 +128,11 @@ def _digest(line: RequestLine, outputs: Sequence[str], talk: Conversation) -> st
         "media": [fact.sha256 for fact in talk.facts],
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _unwritten(request: RequestConfig) -> Iterator[Problem]:
+    """What a stage could report and a run folder has no place for."""
+    for stage, sampling in request.sampling.items():
+        if sampling.logprobs is not None:
+            message = "log probabilities are not written by `omni run`; leave it out"
+            yield Problem(key=f"sampling.{stage}.logprobs", message=message)

@@ -100,7 +100,7 @@ class DeployConfig(ConfigModel):
     outputs: tuple[Text, ...] | None = None
     """Final outputs that are deployed, and with them the stages they need; null is all."""
     drain_timeout_s: Seconds = 30.0
-    """At a stop, how long requests in flight may go on."""
+    """At a stop, how long the stages may take to let go of their requests and to end by themselves."""
 
 
 class RequestConfig(ConfigModel):

@@ -3,6 +3,7 @@
 Text is data: it is not stripped, expanded or interpreted here.
 """
 
+import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,3 +45,23 @@ def require_content(texts: Iterable[str | None], *, media_count: int, label: str
         blank = blank and not text.strip()
     if blank and not media_count:
         raise InputError(f"{label}: is empty or blank: give text, an image, audio or video", param=label)
+
+
+def parse_json(text: str) -> object:
+    """The value of a JSON text. Raises InputError; also for a key that stands twice, of which json would silently take
+    the last."""
+
+    def once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            keys = [key for key, _ in pairs]
+            raise InputError(f"key {next(k for k in keys if keys.count(k) > 1)!r} stands there twice")
+        return found
+
+    try:
+        value: object = json.loads(text, object_pairs_hook=once)
+    except ValueError as error:
+        raise InputError(f"is not JSON: {error}") from error
+    except RecursionError:
+        raise InputError("is nested too deep") from None
+    return value

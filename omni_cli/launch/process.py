@@ -38,6 +38,7 @@ class StageProcess:
         self._reaping = threading.Lock()
         self._closed = False
         self._exit_code: int | None = None
+        self._reaped = False
         self.told = False  # somebody has taken it on to report the death
         self.failure: ProcessFailed | None = None  # it has said that it gives up
         self.given_up = False  # it does not answer
@@ -125,6 +126,10 @@ class StageProcess:
                 self._exit_code = self._process.exitcode
             return self._exit_code is not None
 
+    def reap(self) -> None:
+        self.join(REAP_S)
+        self._reaped = True
+
     def death(self) -> str:
         """Whoever asks has taken it on to report the death (`told`): the launcher then does not report it again."""
         self.told = True
@@ -140,7 +145,7 @@ class StageProcess:
         return f"{self.failure.error.kind}: {self.failure.error.message} ({self._exit()})"
 
     def _exit(self) -> str:
-        if not self.join(REAP_S) or self._exit_code is None:
+        if not self.join(0 if self._reaped else REAP_S) or self._exit_code is None:
             return "closed its pipe but is still running"
         if self._exit_code >= 0:
             return f"exit code {self._exit_code}"

@@ -6,6 +6,7 @@ It must not look into a payload, nor decide when a slot is free.
 import contextlib
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ from stages.messages import REQUEST
 if TYPE_CHECKING:
     from stages.connectors.base import ConnectorReader, ConnectorWriter
 
-SEGMENTS = "omni-*"
+SEGMENTS = re.compile(r"omni-[0-9a-f]{8}-\d+")
 
 
 class Rings:
@@ -75,17 +76,19 @@ class Rings:
     def remove(self) -> int:
         """Counts the slots that are still held, in the rings' own headers, and removes the rings. May be repeated."""
         held = 0
-        for file in self._files:
-            with contextlib.suppress(FileNotFoundError):
-                held += len(live_slots(file.spec.segment))
-        for writer in self._writers.values():
-            writer.close()
-        for reader in self._readers.values():
-            reader.close()
-        self.unlink()
-        for file in self._files:
-            file.close()
-        self._files.clear()
+        try:
+            for file in self._files:
+                with contextlib.suppress(FileNotFoundError):
+                    held += len(live_slots(file.spec.segment))
+        finally:
+            self.unlink()
+            for writer in self._writers.values():
+                writer.close()
+            for reader in self._readers.values():
+                reader.close()
+            for file in self._files:
+                file.close()
+            self._files.clear()
         return held
 
     def _needed(self) -> Iterator[RingSpec]:
@@ -116,7 +119,8 @@ def remove_stale() -> list[str]:
 
 
 def _segments() -> list[Path]:
-    return sorted(path for path in Path(SHM_DIR).glob(SEGMENTS) if os.access(path, os.R_OK | os.W_OK))
+    named = (path for path in Path(SHM_DIR).iterdir() if SEGMENTS.fullmatch(path.name))
+    return sorted(path for path in named if path.is_file() and os.access(path, os.R_OK | os.W_OK))
 
 
 def _is_stale(path: Path) -> bool:

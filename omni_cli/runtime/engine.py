@@ -195,6 +195,8 @@ class OmniEngine:
     def _turn(self) -> None:
         """One turn of the loop: take in everything that has come, then answer each worker at most once."""
         self._woken = False
+        if self._failure is not None:
+            return
         try:
             while self._received:
                 self._take_in(*self._received.popleft())
@@ -247,5 +249,8 @@ class OmniEngine:
 
     def _expire(self) -> None:
         self._deadline_ns = None  # the timer has run out, be it a little early
-        self._orchestrator.expire()
-        self._flush()
+        try:
+            self._orchestrator.expire()
+            self._flush()
+        except Exception as error:
+            self._break(error)

@@ -40,7 +40,7 @@ from stages.events import (
 )
 from stages.lease import Lease as SlotLease
 from stages.messages import Cancel, Command, Deliver, Reclaim, StreamMessage, Submit, Turn
-from stages.payload import Payload, PayloadRef
+from stages.payload import Payload, PayloadRef, view
 
 log = logging.getLogger("omni.runtime")
 
@@ -152,7 +152,7 @@ class Orchestrator:
             if handler is not None:
                 handler(self, report.process, event)
 
-    def died(self, process: str, cause: str, expected: bool = False) -> None:
+    def died(self, process: str, cause: str) -> None:
         """A worker has died: its requests fail, its leases come back, the others go on."""
         self._dead.add(process)
         stage = process.rpartition(".")[0]
@@ -163,7 +163,7 @@ class Orchestrator:
             for uid, record in self._lifecycle.requests.items()
             if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
         ]
-        self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=expected, cause=cause))
+        self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=False, cause=cause))
         for holding in (*self._ledger.held_by_owner(process), *self._ledger.read_by(process)):
             self._drop(holding.uid, holding.lease)
         for uid in lost:
@@ -238,9 +238,9 @@ class Orchestrator:
 
     def _read_output(self, process: str, ref: PayloadRef) -> Payload:
         """The payload with bytes of its own: a slot goes back at once."""
-        payload = self._output_ports[process].get(ref)
         if ref.inline is not None:
-            return payload
+            return view(ref.tensors, ref.meta, memoryview(ref.inline))
+        payload = self._output_ports[process].get(ref)
         tensors = tuple(replace(t, data=memoryview(bytes(t.data))) for t in payload.tensors)
         return Payload(tensors=tensors, meta=payload.meta)
 

@@ -28,6 +28,10 @@ class StageHandle(Protocol):
         """Raises EOFError or OSError when the process has died, within milliseconds of its death."""
         ...
 
+    def reap(self) -> None:
+        """After the end of `receive`: waits a little for the process to be gone, so that `death` can say how."""
+        ...
+
     def death(self) -> str:
         """After the end of `receive`: how the process died, for a person (`killed by SIGKILL`, `exit code 3`)."""
         ...

@@ -57,6 +57,8 @@ class StageClient:
             if isinstance(message, LogLine):
                 log_line(message)  # here, not in the loop, which may have ended before the process has
                 continue
+            if message is None:
+                self.handle.reap()  # here, too: the loop shall not wait for a process to be gone
             self._on_receive(self, message)
             if message is None:
                 self._outbox.put(None)

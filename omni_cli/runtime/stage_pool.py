@@ -31,6 +31,3 @@ class StagePool:
     def lose(self, process: str) -> None:
         """The replica is dead; it is not chosen again."""
         self._held.pop(process, None)
-
-    def outstanding(self) -> dict[str, int]:
-        return {process: len(held) for process, held in self._held.items()}

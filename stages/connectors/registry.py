@@ -20,7 +20,7 @@ class Connector:
 
 def _inline_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> InlineWriter:
     if edge.consumer == REQUEST:
-        return InlineWriter(f"deploy.stages.{edge.producer}.connector")
+        return InlineWriter(f"deploy.stages.{edge.producer}.output.connector")
     return InlineWriter(f"deploy.stages.{edge.consumer}.inputs.{edge.producer}.connector")
 
 

@@ -106,24 +106,32 @@ def unlink(segment: str) -> None:
 
 
 def is_orphan(path: str) -> bool:
-    """Whether no living process holds the ring's lock. Raises FileNotFoundError if it is not there."""
+    """Whether it is a ring whose lock no living process holds. Raises FileNotFoundError if it is not there."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _try_lock(fd)
+        return _is_ring(fd) and _try_lock(fd)
     finally:
         os.close(fd)
 
 
 def remove_orphan(path: str) -> bool:
-    """Removes the ring of a dead run; False if its run is alive. Safe against a creator at the same moment."""
+    """Removes the ring of a dead run; False if its run is alive or it is no ring.
+
+    Safe against a creator at the same moment.
+    """
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if not _try_lock(fd):
+        if not (_is_ring(fd) and _try_lock(fd)):
             return False
         os.unlink(path)  # while locked: a creator in between finds its file unlinked and starts again
         return True
     finally:
         os.close(fd)
+
+
+def _is_ring(fd: int) -> bool:
+    """Whether the file begins as a ring does, or with nothing at all: its creator died before it wrote the header."""
+    return os.pread(fd, len(_MAGIC), 0).strip(b"\0") in (b"", _MAGIC)
 
 
 def _try_lock(fd: int) -> bool:

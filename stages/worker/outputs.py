@@ -62,7 +62,7 @@ class OutputStreams:
         self._stage = stage
         self._modes = {edge.consumer: edge.mode for edge in edges}
         self._writers = writers
-        self._inline = InlineWriter(f"deploy.stages.{stage}.connector")
+        self._inline = InlineWriter(f"deploy.stages.{stage}.output.connector")
         self._clock = clock
         self._emit = emit
         self._incremental = tuple(e.consumer for e in edges if e.mode == "incremental" and e.consumer != REQUEST)

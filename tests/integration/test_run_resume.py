@@ -4,6 +4,8 @@ import json
 import os
 import select
 
+from PIL import Image
+
 from omni_cli.launch.rings import stale_segments
 from tests.integration.cli import (
     batch,
@@ -58,6 +60,18 @@ def test_what_failed_or_has_changed_is_done_again_and_nothing_else(tmp_path):
     other = batch(tmp_path, lines, "recipe=synthetic", "deploy.stages.talker.max_batch=3", "--resume", "run")
     assert other.code == 2
     assert f"{run / 'plan.json'}: that run was carried by another plan" in other.err
+
+
+def test_a_line_that_cannot_be_read_any_more_keeps_its_result(tmp_path):
+    prompt = tmp_path / "question.png"
+    Image.new("RGB", (2, 2)).save(prompt)
+    lines = [{"id": "seen", "images": ["question.png"], "modalities": ["text"]}, {"id": "other", "prompt": WORDS}]
+    assert batch(tmp_path, lines, "recipe=synthetic", "--out", "run").code == 0
+    answer = (tmp_path / "run/seen/text.txt").read_bytes()
+    prompt.unlink()
+    again = batch(tmp_path, lines, "recipe=synthetic", "--resume", "run")
+    assert "keeps its result" in again.err
+    assert (tmp_path / "run/seen/text.txt").read_bytes() == answer
 
 
 def test_a_killed_run_leaves_no_child_and_is_resumed_by_the_next_one(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, DynamicCache
+from transformers import AutoConfig
 from transformers import logging as transformers_logging
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
@@ -133,9 +133,6 @@ class CachedDecoder:
         self._decoder = decoder
         parameters = inspect.signature(decoder.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
-
-    def new_cache(self) -> Any:
-        return DynamicCache(config=self._decoder.config)
 
     def __call__(self, embeds: torch.Tensor, positions: torch.Tensor, cache: Any, **extra: Any) -> torch.Tensor:
         """Hidden states [1, n, hidden] after the last norm, for `embeds` [1, n, hidden] that follow what `cache` holds.

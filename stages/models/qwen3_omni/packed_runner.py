@@ -14,6 +14,7 @@ import torch
 from stages.errors import StageError, describe
 from stages.models.qwen3_omni.modules import Source
 from stages.models.qwen3_omni.runner import StageRunner
+from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES
 from stages.runners.base import RowResult
 from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout, block_bytes
 from stages.runners.sampler import Sampler
@@ -23,9 +24,7 @@ State = TypeVar("State")
 
 _BLOCK_TOKENS = 16
 # What a cache may take on a CPU, where memory is shared with everything else; pages are real once they are written.
-_CPU_CACHE_BYTES = 2 << 30
 # Device memory that is left for a step's own tensors and the kernels' work spaces.
-_HEADROOM_BYTES = 1 << 30
 
 
 def ends(rows: Sequence[Row]) -> list[int]:
@@ -82,9 +81,11 @@ class PackedRunner(StageRunner[State]):
         room = max(self._room(source.device), 0) // block_bytes(**sizes)
         if room < (spec.tuning.kv_blocks or 1):
             key = f"deploy.stages.{spec.stage}"
+            ways = [f"lower {key}.kv_blocks"] if spec.tuning.kv_blocks else []
+            ways += [f"raise {key}.memory_fraction"] if source.device.type == "cuda" else []
             raise StageError(
                 f"{wanted} KV blocks of {tokens} tokens take {wanted * block_bytes(**sizes)} bytes; there is room for "
-                f"{room} of them: lower {key}.kv_blocks or raise {key}.memory_fraction"
+                f"{room} of them: {' or '.join(ways) or f'lower {key}.kv_block_tokens'}"
             )
         blocks = min(wanted, room)
         self._device = source.device
@@ -95,10 +96,10 @@ class PackedRunner(StageRunner[State]):
     def _room(self, device: torch.device) -> int:
         """Bytes that the cache may take."""
         if device.type != "cuda":
-            return _CPU_CACHE_BYTES
+            return CPU_KV_BYTES
         total = int(torch.cuda.get_device_properties(device).total_memory)
         held = int(torch.cuda.memory_reserved(device))
-        return int(total * self._spec.memory_fraction) - held - _HEADROOM_BYTES
+        return int(total * self._spec.memory_fraction) - held - KV_HEADROOM_BYTES
 
     def kv_capacity(self) -> KVCapacity | None:
         return KVCapacity(blocks=self._cache.blocks, block_tokens=self._cache.block_tokens)

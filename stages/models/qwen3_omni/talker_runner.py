@@ -122,12 +122,15 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         )
 
     def _speaker(self, voice: str | None) -> int:
-        speakers: dict[str, int] = self._config.talker_config.speaker_id
+        """The codec token of a speaker, by a name in any case; without one transformers' default, else the first."""
+        named = {name.lower(): token for name, token in (self._config.talker_config.speaker_id or {}).items()}
+        if not named:
+            raise RequestRefused("this checkpoint has no speakers: talker_config.speaker_id is empty")
         if voice is None:
-            return speakers.get(_DEFAULT_SPEAKER, next(iter(speakers.values())))
-        if voice.lower() not in speakers:
-            raise RequestRefused(f"request.voice={voice!r}: unknown; this checkpoint has {', '.join(speakers)}")
-        return speakers[voice.lower()]
+            return int(named.get(_DEFAULT_SPEAKER, next(iter(named.values()))))
+        if voice.lower() not in named:
+            raise RequestRefused(f"request.voice={voice!r}: unknown; this checkpoint has {', '.join(named)}")
+        return int(named[voice.lower()])
 
     def _take(self, state: TalkerRequest, payload: Payload, eos: bool) -> None:
         tensors = read_all(payload)

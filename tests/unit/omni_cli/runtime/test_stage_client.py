@@ -26,6 +26,9 @@ class Handle:
             return message
         raise EOFError
 
+    def reap(self) -> None:
+        pass
+
     def death(self) -> str:
         return "exit code 1"
 

@@ -73,6 +73,15 @@ def test_a_file_that_is_no_ring_is_refused(spec):
         Ring(spec.segment)
 
 
+def test_a_file_that_is_no_ring_is_never_taken_for_the_ring_of_a_dead_run(spec):
+    path = ring_path(spec.segment)
+    with open(path, "wb") as file:
+        file.write(b"somebody else's segment")
+    assert not rings.is_orphan(path)
+    assert not rings.remove_orphan(path)
+    assert os.path.exists(path)
+
+
 def test_a_ring_is_an_orphan_once_its_creator_is_gone(spec):
     file = create_ring(spec)
     path = ring_path(spec.segment)
