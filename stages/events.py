@@ -17,10 +17,14 @@ FinishReason = Literal["stop", "length", "empty"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputReady:
-    """The request's input streams satisfy the stage's input contract: it may run."""
+    """The request's input streams satisfy the stage's input contract: it may run.
+
+    `prompt_tokens` will be computed before its first own unit.
+    """
 
     uid: int
     t_ns: int
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -323,14 +323,14 @@ def _produced(output: OutputFlow, event: OutputProduced) -> None:
     output.chunks += 1
     output.last_ns = event.t_ns
     output.nbytes += event.ref.nbytes if event.ref is not None else len(event.text.encode(errors="replace"))
-    duration_s = _duration_s(event.ref) if event.ref is not None and type_of(event.modality) == "audio" else 0.0
-    output.audio_s += duration_s
-    holds = duration_s > 0 if type_of(event.modality) == "audio" else event.ref is not None or bool(event.text)
+    plays_s = duration_s(event.ref) if event.ref is not None and type_of(event.modality) == "audio" else 0.0
+    output.audio_s += plays_s
+    holds = plays_s > 0 if type_of(event.modality) == "audio" else event.ref is not None or bool(event.text)
     if holds and output.first_ns is None:
         output.first_ns = event.t_ns
 
 
-def _duration_s(ref: PayloadRef) -> float:
+def duration_s(ref: PayloadRef) -> float:
     """Mono audio of any accepted shape, (n,), (1, n), (1, 1, n) or (n, 1): n samples."""
     rate = dict(ref.meta).get("sample_rate_hz")
     samples = [max(spec.shape) for spec in ref.tensors if spec.name == "audio" and spec.shape and 0 not in spec.shape]

@@ -261,8 +261,9 @@ class StageWorker:
 
     def _ready(self, uid: int) -> None:
         """The input contract is satisfied. Raises RequestRefused if the prompt can never run here."""
-        self._scheduler.size(uid, self._runner.prompt_tokens(uid))
-        self._emit(InputReady(uid=uid, t_ns=self._clock()))
+        prompt_tokens = self._runner.prompt_tokens(uid)
+        self._scheduler.size(uid, prompt_tokens)
+        self._emit(InputReady(uid=uid, t_ns=self._clock(), prompt_tokens=prompt_tokens))
 
     def _cancel(self, uid: int) -> None:
         if uid in self._requests:

@@ -13,7 +13,7 @@ from stages.events import InputReady, MessagePut, OutputProduced
 from stages.messages import StreamMessage
 from stages.payload import PayloadRef
 
-READY = InputReady(uid=3, t_ns=17)
+READY = InputReady(uid=3, t_ns=17, prompt_tokens=0)
 
 
 def without_bytes(event):
@@ -47,7 +47,10 @@ def test_every_event_comes_back_as_it_was(cls):
 
 
 def test_a_line_names_kind_source_ordinal_and_time_first():
-    assert encode("talker.0", 5, READY) == '{"kind":"input_ready","src":"talker.0","n":5,"t":17,"uid":3}\n'
+    assert (
+        encode("talker.0", 5, READY)
+        == '{"kind":"input_ready","src":"talker.0","n":5,"t":17,"uid":3,"prompt_tokens":0}\n'
+    )
 
 
 def test_kinds_are_unique_snake_case():

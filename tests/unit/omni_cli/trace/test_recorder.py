@@ -93,7 +93,7 @@ def test_a_trace_is_never_written_over_another(tmp_path):
 
 
 def test_a_full_disk_is_reported_once_and_breaks_nothing(tmp_path, monkeypatch, caplog):
-    write, room = os.write, [150]
+    write, room = os.write, [200]
 
     def full_soon(fd: int, data: memoryview) -> int:
         if room[0] == 0:
@@ -132,4 +132,4 @@ def test_lines_are_json_for_every_other_reader(tmp_path):
     recorder("thinker.0", ready(1))
     recorder.close()
     (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
-    assert json.loads(line) == {"kind": "input_ready", "src": "thinker.0", "n": 0, "t": 1, "uid": 1}
+    assert json.loads(line) == {"kind": "input_ready", "src": "thinker.0", "n": 0, "t": 1, "uid": 1, "prompt_tokens": 0}
