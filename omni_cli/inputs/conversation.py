@@ -49,8 +49,8 @@ class Conversation:
         return frozenset(p.kind for m in self.messages for p in m.parts if p.kind != "text")
 
 
-class _Builder:
-    """Collects parts and their media; `name` numbers the media of one request."""
+class ConversationBuilder:
+    """Collects the parts of one request and decodes their media, each from a path or from bytes."""
 
     def __init__(self, limits: InputLimits) -> None:
         self.limits = limits
@@ -61,9 +61,12 @@ class _Builder:
         """A part of a message. `value` is the text, or the path or data URL of the medium. Raises InputError."""
         if kind == "text":
             return Part(kind="text", text=value)
-        inline = is_data_url(value)
-        label = label or (kind if inline else None)
-        media = data_of(value, label=label or kind) if inline else Path(value)
+        if is_data_url(value):
+            return self.medium(kind, data_of(value, label=label or kind), label or kind)
+        return self.medium(kind, Path(value), label)
+
+    def medium(self, kind: str, media: Path | bytes, label: str | None) -> Part:
+        """An image, audio or video, decoded. `label` is what messages call it. Raises InputError."""
         if kind == "image":
             image: DecodedImage = decode_image(media, label=label, limits=self.limits)
             return self._add("image", image.pixels, image)
@@ -100,7 +103,7 @@ def from_prompt(
     limits: InputLimits | None = None,
 ) -> Conversation:
     """One user turn: the media in the order image, audio, video, then the text. Raises InputError."""
-    builder = _Builder(limits or InputLimits())
+    builder = ConversationBuilder(limits or InputLimits())
     parts = [
         builder.part(kind, path, None)
         for kind, paths in (("image", images), ("audio", audios), ("video", videos))
@@ -117,13 +120,13 @@ def from_messages(messages: object, *, limits: InputLimits | None = None) -> Con
     A part is {"type": "text", "text": ...} or {"type": "image" | "audio" | "video", <type>: path or data URL}. Raises
     InputError naming the index of what is wrong.
     """
-    builder = _Builder(limits or InputLimits())
+    builder = ConversationBuilder(limits or InputLimits())
     if not isinstance(messages, list) or not messages:
         raise InputError("messages: must be a non-empty list of turns", param="messages")
     return builder.finish([_turn(builder, m, f"messages[{i}]") for i, m in enumerate(messages)], "messages")
 
 
-def _turn(builder: _Builder, message: object, label: str) -> ChatMessage:
+def _turn(builder: ConversationBuilder, message: object, label: str) -> ChatMessage:
     fields = _fields(message, label, ("role", "content"))
     role, content = fields.get("role"), fields.get("content")
     if role not in ROLES:
@@ -136,7 +139,7 @@ def _turn(builder: _Builder, message: object, label: str) -> ChatMessage:
     return ChatMessage(role=role, parts=parts)
 
 
-def _part(builder: _Builder, part: object, label: str) -> Part:
+def _part(builder: ConversationBuilder, part: object, label: str) -> Part:
     if not isinstance(part, dict) or part.get("type") not in KINDS:
         kind = part.get("type") if isinstance(part, dict) else part
         raise _refuse(f"{label}.type", f"is {shortened(kind)}, not one of {', '.join(KINDS)}")

@@ -11,7 +11,10 @@ def request_problems(plan: ExecutionPlan, request: RequestConfig, prefix: str = 
     problems = []
     if request.modalities is not None and not request.modalities:
         problems.append(Problem(key=f"{prefix}modalities", message=f"is empty; deployed are {', '.join(plan.outputs)}"))
-    for modality in request.modalities or ():
+    asked = request.modalities or ()
+    twice = sorted({modality for modality in asked if asked.count(modality) > 1})
+    problems += [Problem(key=f"{prefix}modalities", message=f"names {modality} twice") for modality in twice]
+    for modality in asked:
         if modality not in plan.outputs:
             message = f"{modality} is not available in this deployment, which gives {', '.join(plan.outputs)}"
             problems.append(Problem(key=f"{prefix}modalities", message=f"{message} (deploy.outputs)"))

@@ -26,5 +26,6 @@ class Flight:
             sampling=request.sampling.get(stage, Sampling()),
             conversation=request.conversation if stage in self.route.entries else (),
             voice=request.voice,
+            choice=request.choice,
             options=request.options,
         )

@@ -23,7 +23,7 @@ class OmniRequest:
 
     `media` holds the tensors that the conversation's parts name. `sampling` is by stage. `seed` keys every random draw;
     a caller who was given none takes `draw_seed()` and reports it. `timeout_s` runs from the submission to the first
-    stage. `options` is the family's own dataclass.
+    stage. `choice` numbers the answers to one question. `options` is the family's own dataclass.
     """
 
     request_id: str
@@ -34,6 +34,7 @@ class OmniRequest:
     sampling: Mapping[str, Sampling] = field(default_factory=dict)
     voice: str | None = None
     timeout_s: float | None = None
+    choice: int = 0
     options: Any = None
 
 
