@@ -32,6 +32,7 @@ class Verb:
 
 VERBS = {
     "run": Verb(module="omni_cli.commands.run", help="Run requests through a pipeline of stage processes."),
+    "serve": Verb(module="omni_cli.commands.serve", help="Serve an OpenAI-compatible API over a pipeline."),
     "plan": Verb(module="omni_cli.commands.plan", help="Show what would run where, and where each value comes from."),
     "recipe": Verb(module="omni_cli.commands.recipe", help="List, show, copy and validate recipes."),
     "trace": Verb(module="omni_cli.commands.trace", help="Show a run's timeline, or check that nothing went wrong."),

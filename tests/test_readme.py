@@ -80,7 +80,9 @@ def furnish(folder: Path) -> None:
         shutil.copy2(ROOT / name, folder / name)
     (folder / ".venv").mkdir()
     scripts = console_script(folder / ".venv" / "bin").parent
-    (scripts / "python").symlink_to(sys.executable)
+    python = scripts / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
     (scripts / "activate").write_text(f'PATH="{scripts}:$PATH"\n', encoding="utf-8")
     (folder / ".venv" / ".ready").touch()
     Image.new("RGB", (64, 48), (200, 80, 40)).save(folder / "photo.jpg")

@@ -119,7 +119,48 @@ class RequestConfig(ConfigModel):
 
 
 class ServeConfig(ConfigModel):
-    """The server's settings."""
+    """The server's settings: where it listens, whom it lets in, what one client may cost."""
+
+    host: Text = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every network that this machine is in."""
+    port: Annotated[int, Strict(), Field(ge=0, le=65_535)] = 8000
+    """TCP port; 0 takes a free one and prints it."""
+    model_name: Text | None = None
+    """What clients call the model; null is the recipe's name."""
+    api_keys: tuple[Text, ...] = ()
+    """Keys that are let in; those of the environment variable OMNI_API_KEYS (comma-separated) are added."""
+    cors_origins: tuple[Text, ...] = ()
+    """Origins whose pages may call the server; `*` is all."""
+    max_concurrency: Annotated[int, Strict(), Field(ge=1, le=65_536)] | None = None
+    """Requests worked on at once; null is twice what the first stages batch."""
+    max_queue: Annotated[int, Strict(), Field(ge=0, le=1_000_000)] = 64
+    """Requests that may wait for a place; one more is answered 429."""
+    timeout_s: Seconds = 600.0
+    """Deadline of a request that sets none, and the longest that one may set."""
+    drain_timeout_s: Seconds = 30.0
+    """After SIGTERM, how long requests in flight may go on."""
+    max_body_bytes: Annotated[int, Strict(), Field(ge=1024, le=1 << 40)] = 64 << 20
+    """Size of a request's body; more is answered 413."""
+    max_buffered_bytes: Annotated[int, Strict(), Field(ge=1024, le=1 << 40)] = 16 << 20
+    """What one client may leave unread; with more it is dropped."""
+    max_choices: Annotated[int, Strict(), Field(ge=1, le=1024)] = 16
+    """Largest `n` of a request."""
+    max_image_pixels: Annotated[int, Strict(), Field(ge=1)] = 16_000_000
+    """Width x height of an image."""
+    max_audio_s: Seconds = 600.0
+    """Length of a recording."""
+    max_video_s: Seconds = 120.0
+    """Length of a video."""
+    media_ring_bytes: Annotated[int, Strict(), Field(ge=4096, le=1 << 40)] = 128 << 20
+    """Room for the decoded media of requests in flight, in shared memory."""
+    media_hosts: tuple[Text, ...] = ()
+    """Hosts from which media may be fetched by URL; empty is none."""
+    media_timeout_s: Seconds = 20.0
+    """How long fetching one medium may take."""
+    media_root: Text | None = None
+    """Folder below which `file:` URLs may read; null is nowhere."""
+    log_prompts: Flag = False
+    """Write the text of requests to the log."""
 
 
 class TraceConfig(ConfigModel):

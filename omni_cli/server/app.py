@@ -1,0 +1,169 @@
+"""Puts the server together: routes, the doors in front of them (key, size, origin), and one handler for every error."""
+
+import hmac
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from omni_cli.config.schema import ServeConfig
+from omni_cli.errors import OmniError
+from omni_cli.inputs.limits import InputLimits
+from omni_cli.server import chat, completions, speech, system, unserved
+from omni_cli.server.errors import ApiError, api_error, bad_request
+from omni_cli.server.fetching import Fetcher
+from omni_cli.server.leaving import ClientLeft
+from omni_cli.server.media import MediaSource
+from omni_cli.server.prepare import Preparer
+from omni_cli.server.service import Service
+
+_HTTP_CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+
+_UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|list\[|tagged-union|function-|constrained-|is-instance")
+
+OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/version", "/")
+
+
+def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> FastAPI:
+    """The ASGI application over one service. `keys` are the API keys that are let in; none lets everybody in."""
+    app = FastAPI(title="omni", docs_url=None, redoc_url=None)
+    app.state.service = service
+    app.state.preparer = preparer(service, serve)
+    for routes in (system.router, chat.router, completions.router, speech.router, unserved.router):
+        app.include_router(routes)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(ClientLeft, _nobody)
+    for kind in (ApiError, OmniError, ExceptionGroup, Exception):
+        app.add_exception_handler(kind, _any)
+    app.add_middleware(BodyLimit, max_bytes=serve.max_body_bytes)
+    if keys:
+        app.add_middleware(ApiKeys, keys=tuple(keys))
+    if serve.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(serve.cors_origins), allow_methods=["*"], allow_headers=["*"]
+        )
+    return app
+
+
+def preparer(service: Service, serve: ServeConfig) -> Preparer:
+    fetcher = Fetcher(serve.media_hosts, timeout_s=serve.media_timeout_s, max_bytes=serve.max_body_bytes)
+    root = Path(serve.media_root).absolute() if serve.media_root is not None else None
+    limits = InputLimits(
+        max_image_pixels=serve.max_image_pixels, max_audio_s=serve.max_audio_s, max_video_s=serve.max_video_s
+    )
+    return Preparer(service=service, serve=serve, media=MediaSource(fetcher=fetcher, root=root), limits=limits)
+
+
+def answer(error: ApiError) -> Response:
+    """In ASCII: a message may repeat what was sent, a lone surrogate included."""
+    body = json.dumps(error.body()).encode("ascii")
+    return Response(body, status_code=error.status, headers=error.all_headers(), media_type="application/json")
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """What FastAPI would answer with 422, in OpenAI's shape."""
+    if not isinstance(error, RequestValidationError):
+        return await _any(request, error)
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        return answer(bad_request(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json"))
+    unknown = first["type"] == "extra_forbidden"
+    param = _param(first["loc"]) or None
+    message = f"{param}: is not known here" if unknown else f"{param or 'body'}: {first['msg']}"
+    return answer(bad_request(message, param=param, code="unknown_parameter" if unknown else "invalid_value"))
+
+
+def _param(loc: Sequence[str | int]) -> str:
+    """`messages[0].content`; what pydantic adds to say which type of a union it tried is left out."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "body" and not _UNION_BRANCH.match(part):
+            path += f".{part}" if path else part
+    return path
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        return await _any(request, error)
+    code = _HTTP_CODES.get(error.status_code, "http_error")
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return answer(ApiError(error.status_code, message, code, headers=dict(error.headers or {})))
+
+
+async def _nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)
+
+
+async def _any(request: Request, error: Exception) -> Response:
+    """Of an exception that nobody expected, the server itself logs the traceback."""
+    return answer(api_error(error))
+
+
+class BodyLimit:
+    """Refuses a body over the limit with 413, by its declared length or while it comes in."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = dict(scope["headers"]).get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > self._max_bytes:
+            await self._refuse(scope, receive, send)
+            return
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            if seen > self._max_bytes:
+                raise HTTPException(413, self._message())  # the only kind that reading a body passes on as it is
+            return message
+
+        await self._app(scope, counted, send)
+
+    def _message(self) -> str:
+        return f"the body is larger than {self._max_bytes} bytes (serve.max_body_bytes)"
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(ApiError(413, self._message(), "body_too_large"))(scope, receive, send)
+
+
+class ApiKeys:
+    """Lets in who presents a key as `Authorization: Bearer KEY`; health and the page itself stay open."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._keys = tuple(key.encode() for key in keys)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._known(scope):
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})
+            return
+        refusal = ApiError(401, "this server needs an API key: Authorization: Bearer KEY", "invalid_api_key")
+        refusal.headers["WWW-Authenticate"] = "Bearer"
+        await answer(refusal)(scope, receive, send)
+
+    def _known(self, scope: Scope) -> bool:
+        """Compares with every key in constant time, also after one has matched."""
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        token = given[7:] if given[:7].lower() == b"bearer " else b""
+        return sum(hmac.compare_digest(token, key) for key in self._keys) > 0

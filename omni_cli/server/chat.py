@@ -1,0 +1,200 @@
+"""POST /v1/chat/completions: text and audio of one answer as one choice, whole or as deltas."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cli.runtime.request import OmniRequest, OutputChunk
+from omni_cli.server import sse
+from omni_cli.server.errors import bad_request
+from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.prepare import Prepared, Preparer
+from omni_cli.server.protocol import ChatRequest
+from omni_cli.server.service import Service
+from omni_cli.server.sound import Sound, audio_format, b64
+from omni_cli.server.system import TheService, check_model
+
+router = APIRouter()
+
+AUDIO_LIVES_S = 3600  # how long an answer's audio id is said to be good for; nothing is kept on the server
+
+
+@dataclass(slots=True)
+class Choice:
+    """One answer as it grows."""
+
+    request: OmniRequest
+    sound: Sound | None
+    index: int
+    text: str = ""
+    reason: str | None = None
+    prompt_tokens: int = 0
+    text_tokens: int = 0
+    audio_tokens: int = 0
+    dropped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the client has left too much unread."""
+    expires_at: int = field(default_factory=lambda: int(time.time()) + AUDIO_LIVES_S)
+
+    @property
+    def audio_id(self) -> str:
+        return f"audio_{self.request.request_id}"
+
+    def take(self, chunk: OutputChunk) -> dict[str, Any]:
+        """Adds a piece; what a streaming client is told of it, empty if nothing."""
+        if chunk.modality == "text":
+            self.text += chunk.text
+            self.text_tokens += chunk.units
+            delta: dict[str, Any] = {"content": chunk.text} if chunk.text else {}
+            if self.sound is not None and chunk.text:
+                delta["audio"] = {"id": self.audio_id, "transcript": chunk.text}
+        else:
+            self.audio_tokens += chunk.units
+            data = self.sound.push(chunk) if self.sound is not None else b""
+            delta = {"audio": {"id": self.audio_id, "data": b64(data)}} if data else {}
+        if chunk.eos:
+            self.reason = "length" if "length" in (self.reason, chunk.reason) else "stop"
+        return delta
+
+    def end(self) -> None:
+        """Raises ApiError 500 if sound was asked for and none has come."""
+        if self.sound is not None:
+            self.sound.require()
+
+    def message(self) -> dict[str, Any]:
+        """The whole answer, as a message."""
+        spoken = None
+        if self.sound is not None:
+            data, _ = self.sound.file()
+            spoken = {
+                "id": self.audio_id,
+                "data": b64(data),
+                "expires_at": self.expires_at,
+                "transcript": self.text,
+            }
+        content = self.text if "text" in self.request.outputs else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if spoken is not None:
+            message["audio"] = spoken
+        return message
+
+
+def usage(choices: list[Choice]) -> dict[str, Any]:
+    """Tokens of all choices; the prompt counts once."""
+    prompt = max((choice.prompt_tokens for choice in choices), default=0)
+    text = sum(choice.text_tokens for choice in choices)
+    audio = sum(choice.audio_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": text + audio,
+        "total_tokens": prompt + text + audio,
+        "completion_tokens_details": {"audio_tokens": audio, "text_tokens": text, "reasoning_tokens": 0},
+    }
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatRequest, request: Request, service: TheService) -> Response:
+    """An answer to a conversation, with the modalities that were asked for."""
+    check_model(service, body.model)
+    preparer: Preparer = request.app.state.preparer
+    streamed = bool(body.stream)
+    if body.stream_options is not None and not streamed:
+        raise bad_request("stream_options needs stream=true", param="stream_options")
+    form = audio_format(body.audio.format if body.audio else "wav", param="audio.format", streamed=streamed)
+    prepared = await preparer.chat(body)
+    choices = [make_choice(service, one, form, index) for index, one in enumerate(prepared.requests)]
+    if streamed:
+        held = AsyncExitStack()
+        await unless_client_leaves(request, service.enter(prepared.requests, held))
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        bodies = _bodies(service, prepared, choices, with_usage)
+        return EventStream(sse.events(bodies), sse.MEDIA_TYPE, held, share_dropped(choices))
+    await unless_client_leaves(request, collect(service, choices))
+    return JSONResponse(_completion(service, prepared, choices))
+
+
+def make_choice(service: Service, request: OmniRequest, form: Any, index: int) -> Choice:
+    spoken = [output for output in request.outputs if output.partition("_")[0] == "audio"]
+    if len(spoken) > 1:
+        raise bad_request(f"modalities: one audio output at a time; got {', '.join(spoken)}", param="modalities")
+    output = spoken[0] if spoken else None
+    sound = Sound(service.plan.outputs[output], request.request_id, form) if output is not None else None
+    return Choice(request=request, sound=sound, index=index)
+
+
+def share_dropped(choices: list[Choice]) -> asyncio.Event:
+    """One event for all choices of a call: they go to one client."""
+    for choice in choices:
+        choice.dropped = choices[0].dropped
+    return choices[0].dropped
+
+
+async def collect(service: Service, choices: list[Choice]) -> None:
+    async with AsyncExitStack() as held:
+        await service.enter([choice.request for choice in choices], held)
+        async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+            async for choice, chunk in found:
+                choice.take(chunk)
+    for choice in choices:
+        choice.end()
+
+
+async def pieces(service: Service, choice: Choice) -> AsyncGenerator[tuple[Choice, OutputChunk], None]:
+    async with aclosing(service.chunks(choice.request, choice.dropped.set)) as chunks:
+        async for chunk in chunks:
+            choice.prompt_tokens = service.prompts.of(choice.request.request_id)
+            yield choice, chunk
+
+
+def _completion(service: Service, prepared: Prepared, choices: list[Choice]) -> dict[str, Any]:
+    return {
+        "id": prepared.id,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": service.name,
+        "choices": [
+            {"index": c.index, "message": c.message(), "finish_reason": c.reason, "logprobs": None} for c in choices
+        ],
+        "usage": usage(choices),
+        "system_fingerprint": service.plan.digest[:12],
+        "seed": choices[0].request.seed,
+    }
+
+
+async def _bodies(
+    service: Service, prepared: Prepared, choices: list[Choice], with_usage: bool
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    head = {
+        "id": prepared.id,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": service.name,
+        "system_fingerprint": service.plan.digest[:12],
+        "seed": choices[0].request.seed,
+        **({"usage": None} if with_usage else {}),
+    }
+
+    def body(choice: Choice, delta: Mapping[str, Any], reason: str | None = None) -> Mapping[str, Any]:
+        piece = {"index": choice.index, "delta": delta, "finish_reason": reason, "logprobs": None}
+        return {**head, "choices": [piece]}
+
+    for choice in choices:
+        yield body(choice, {"role": "assistant", "content": ""})
+    async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+        async for choice, chunk in found:
+            if delta := choice.take(chunk):
+                yield body(choice, delta)
+    for choice in choices:
+        choice.end()
+        spoken = choice.sound is not None
+        yield body(
+            choice, {"audio": {"id": choice.audio_id, "expires_at": choice.expires_at}} if spoken else {}, choice.reason
+        )
+    if with_usage:
+        yield {**head, "choices": [], "usage": usage(choices)}

@@ -1,0 +1,66 @@
+"""POST /v1/completions: text in, text out. The prompt is one user turn of the model's chat template."""
+
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from omni_cli.server import sse
+from omni_cli.server.chat import Choice, collect, pieces, share_dropped, usage
+from omni_cli.server.errors import bad_request
+from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.prepare import Preparer
+from omni_cli.server.protocol import CompletionRequest
+from omni_cli.server.service import Service
+from omni_cli.server.system import TheService, check_model
+
+router = APIRouter()
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, request: Request, service: TheService) -> Response:
+    """Continues nothing: it answers, as chat does, with the text alone."""
+    check_model(service, body.model)
+    if body.echo:
+        raise bad_request("echo: the prompt is not repeated by this server", param="echo")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options needs stream=true", param="stream_options")
+    if isinstance(body.prompt, list) and len(body.prompt) != 1:
+        raise bad_request("prompt: one prompt a call", param="prompt")
+    prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
+    preparer: Preparer = request.app.state.preparer
+    prepared = await preparer.completion(body, prompt)
+    choices = [Choice(request=one, sound=None, index=index) for index, one in enumerate(prepared.requests)]
+    head = {"id": prepared.id, "object": "text_completion", "created": int(time.time()), "model": service.name}
+    if body.stream:
+        held = AsyncExitStack()
+        await unless_client_leaves(request, service.enter(prepared.requests, held))
+        with_usage = body.stream_options is not None and body.stream_options.include_usage
+        if with_usage:
+            head["usage"] = None
+        bodies = _bodies(service, head, choices, with_usage)
+        return EventStream(sse.events(bodies), sse.MEDIA_TYPE, held, share_dropped(choices))
+    await unless_client_leaves(request, collect(service, choices))
+    return JSONResponse({**head, "choices": [_piece(c, c.text, c.reason) for c in choices], "usage": usage(choices)})
+
+
+def _piece(choice: Choice, text: str, reason: str | None) -> dict[str, Any]:
+    return {"index": choice.index, "text": text, "finish_reason": reason, "logprobs": None}
+
+
+async def _bodies(
+    service: Service, head: Mapping[str, Any], choices: list[Choice], with_usage: bool
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+        async for choice, chunk in found:
+            choice.take(chunk)
+            if chunk.text:
+                yield {**head, "choices": [_piece(choice, chunk.text, None)]}
+    for choice in choices:
+        yield {**head, "choices": [_piece(choice, "", choice.reason)]}
+    if with_usage:
+        yield {**head, "choices": [], "usage": usage(choices)}

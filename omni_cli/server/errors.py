@@ -1,0 +1,68 @@
+"""One shape for every error over HTTP, and one place that decides its status.
+
+The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. Client faults are 400 to 429, server faults 500
+to 504; a message never holds a traceback.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omni_cli.errors import InputError, OmniError, StageFailure
+from omni_cli.runtime.request import RequestError
+
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+# How a request's failure inside the engine reads over HTTP, by the kind of its error.
+_SERVER_FAULTS = {
+    "DeadlineExceeded": (504, "timeout"),
+    "ProcessDied": (503, "stage_died"),
+    "NoReplica": (503, "no_stage"),
+}
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """An answer that is an error. `retry_after_s` becomes a Retry-After header."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    retry_after_s: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def all_headers(self) -> dict[str, str]:
+        retry = {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+        return {**self.headers, **retry}
+
+
+def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code, param)
+
+
+def api_error(error: Exception) -> ApiError:
+    """What a client is told of an exception. Anything but our own errors is a 500 without details."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InputError):
+        return bad_request(str(error), param=error.param)
+    if isinstance(error, RequestError):
+        return _request_error(error)
+    if isinstance(error, StageFailure):
+        return ApiError(500 if error.fault == "server" else 400, str(error), "stage_failed")
+    if isinstance(error, OmniError):
+        return ApiError(400 if error.fault == "client" else 500, str(error), "failed")
+    return ApiError(500, f"internal error ({type(error).__name__}); the server's log has the details", "internal_error")
+
+
+def _request_error(error: RequestError) -> ApiError:
+    cause = error.end.error
+    if cause is None:
+        return ApiError(503, str(error), "cancelled")
+    if cause.fault == "client":
+        return bad_request(f"stage {cause.stage}: {cause.message}", code=cause.kind)
+    status, code = _SERVER_FAULTS.get(cause.kind, (500, "stage_failed"))
+    return ApiError(status, f"stage {cause.stage or '?'}: {cause.kind}: {cause.message}", code)

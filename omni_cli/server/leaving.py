@@ -1,0 +1,67 @@
+"""A client that leaves ends its request: end-of-file from the client counts as leaving, whatever it wanted to read."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+T = TypeVar("T")
+
+
+class ClientLeft(Exception):
+    """Nobody is left to answer."""
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and ClientLeft raised, as soon as the client leaves.
+
+    The request's body must have been read before.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_left(request.receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class EventStream(StreamingResponse):
+    """A streamed body that ends with its client: its generator is closed at once when the client leaves or is
+    `dropped`, and whatever happens `held` is, after it."""
+
+    def __init__(
+        self, body: AsyncGenerator[bytes, None], media_type: str, held: AsyncExitStack, dropped: asyncio.Event
+    ) -> None:
+        super().__init__(body, media_type=media_type, headers={"Cache-Control": "no-cache"})
+        self._body = body
+        self._held = held
+        self._dropped = dropped
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        sending = asyncio.ensure_future(self.stream_response(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        dropping = asyncio.ensure_future(self._dropped.wait())
+        try:
+            await asyncio.wait((sending, leaving, dropping), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and not sending.cancelled():
+                sending.result()
+        finally:
+            for task in (sending, leaving, dropping):
+                task.cancel()
+            await asyncio.gather(sending, leaving, dropping, return_exceptions=True)
+            await self._body.aclose()
+            await self._held.aclose()

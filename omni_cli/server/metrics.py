@@ -1,0 +1,221 @@
+"""Prometheus metrics from the events of a run, the same that the trace holds; and the prompts' lengths for `usage`.
+
+Both are listeners: they are called in the event loop's thread and must return at once.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from omni_cli.runtime.events import (
+    Event,
+    MediaPut,
+    ProcessDead,
+    ProcessStarted,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    StageSubmitted,
+)
+from omni_cli.trace.summary import duration_s, type_of
+from stages.events import (
+    InputReady,
+    MessageGot,
+    MessagePut,
+    OutputProduced,
+    ProcessReady,
+    Scheduled,
+    StageCancelled,
+    StageFailed,
+    StageFinished,
+    StepDone,
+)
+from stages.messages import REQUEST
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+Handler = Callable[[str, Any], None]
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_HAND_OFF_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1)
+_RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
+
+
+def stage_of(process: str) -> str:
+    return process.rpartition(".")[0]
+
+
+class PromptTokens:
+    """How long each request's prompt is, as its first stage (one of `entries`) has counted it."""
+
+    def __init__(self, entries: frozenset[str]) -> None:
+        self._entries = entries
+        self._names: dict[int, str] = {}
+        self._uids: dict[str, int] = {}
+        self._tokens: dict[str, int] = {}
+
+    def __call__(self, source: str, event: Event) -> None:
+        if isinstance(event, RequestAdmitted):
+            self._names[event.uid] = event.request_id
+            self._uids[event.request_id] = event.uid
+        elif isinstance(event, InputReady) and stage_of(source) in self._entries and event.uid in self._names:
+            name = self._names[event.uid]
+            self._tokens[name] = max(event.prompt_tokens, self._tokens.get(name, 0))
+
+    def of(self, request_id: str) -> int:
+        """0 until the first stage has the whole prompt."""
+        return self._tokens.get(request_id, 0)
+
+    def forget(self, request_id: str) -> None:
+        self._tokens.pop(request_id, None)
+        uid = self._uids.pop(request_id, None)
+        if uid is not None:
+            del self._names[uid]
+
+
+@dataclass(slots=True)
+class _Request:
+    admitted_ns: int
+    heard: set[str] = field(default_factory=set)
+    """Types of output of which something has come."""
+    audio: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """For each audio output its playing time in seconds and when its last piece came."""
+    put_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
+    """When the messages (producer, consumer, seq) were put that have not been read yet."""
+
+
+class Metrics:
+    """All series, in a registry of their own. Counters carry the process, as a trace's events do."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests: dict[int, _Request] = {}
+        self._at: dict[tuple[int, str], tuple[str, Gauge]] = {}  # (uid, stage): the process and the gauge that count it
+        self._define()
+        self._handlers: dict[type[Event], Handler] = {
+            ProcessStarted: lambda source, event: self.up.labels(event.process).set(0),
+            ProcessReady: lambda source, event: self.up.labels(source).set(1),
+            ProcessDead: self._died,
+            RequestAdmitted: self._admitted,
+            StageSubmitted: lambda source, event: self._move(event.uid, event.process, self.queued),
+            Scheduled: lambda source, event: self._move(event.uid, source, self.running),
+            StageFinished: lambda source, event: self._move(event.uid, source, None),
+            StageFailed: lambda source, event: self._move(event.uid, source, None),
+            StageCancelled: lambda source, event: self._move(event.uid, source, None),
+            StepDone: self._step,
+            MediaPut: lambda source, event: self.hand_off_bytes.labels(REQUEST, event.consumer).inc(event.nbytes),
+            MessagePut: self._put,
+            MessageGot: self._got,
+            OutputProduced: self._output,
+            RequestFinished: lambda source, event: self._ended(event, "finished"),
+            RequestFailed: lambda source, event: self._ended(event, "failed"),
+            RequestCancelled: lambda source, event: self._ended(event, "cancelled"),
+        }
+
+    def __call__(self, source: str, event: Event) -> None:
+        handler = self._handlers.get(type(event))
+        if handler is not None:
+            handler(source, event)
+
+    def text(self, *, running: int, waiting: int) -> bytes:
+        """The exposition; `running` and `waiting` are the calls at the server's door."""
+        self.calls_running.set(running)
+        self.calls_waiting.set(waiting)
+        return generate_latest(self._registry)
+
+    def _define(self) -> None:
+        registry = self._registry
+        process, edge = ["process"], ["producer", "consumer"]
+        self.up = Gauge("omni_process_up", "1 while the stage process is ready", process, registry=registry)
+        self.queued = Gauge("omni_stage_queued", "Requests not yet part of a step", ["stage"], registry=registry)
+        self.running = Gauge("omni_stage_running", "Requests being worked on", ["stage"], registry=registry)
+        self.busy = Counter("omni_stage_busy_seconds", "Time in steps", process, registry=registry)
+        self.steps = Counter("omni_stage_steps", "Steps", process, registry=registry)
+        self.units = Counter("omni_stage_units", "Tokens, frames or steps of denoising", process, registry=registry)
+        self.kv_blocks = Gauge("omni_stage_kv_blocks", "KV blocks in use in the last step", process, registry=registry)
+        self.hand_off_bytes = Counter("omni_hand_off_bytes", "Bytes put on an edge", edge, registry=registry)
+        self.hand_off = Histogram(
+            "omni_hand_off_seconds", "From put to read", edge, buckets=_HAND_OFF_S, registry=registry
+        )
+        self.outcomes = Counter("omni_requests", "Requests that have ended", ["outcome"], registry=registry)
+        self.latency = Histogram(
+            "omni_request_seconds", "From admission to the end", ["outcome"], buckets=_SECONDS, registry=registry
+        )
+        self.first = {
+            "text": Histogram("omni_ttft_seconds", "To the first text", buckets=_SECONDS, registry=registry),
+            "audio": Histogram("omni_ttfa_seconds", "To the first sample", buckets=_SECONDS, registry=registry),
+        }
+        self.gap = Histogram(
+            "omni_output_gap_seconds", "Between two pieces of audio", buckets=_SECONDS, registry=registry
+        )
+        self.rtf = Histogram("omni_rtf", "Time to the last sample over playing time", buckets=_RTF, registry=registry)
+        self.calls_running = Gauge("omni_server_calls_running", "Calls that have a place", registry=registry)
+        self.calls_waiting = Gauge("omni_server_calls_waiting", "Calls that wait for one", registry=registry)
+
+    def _admitted(self, source: str, event: RequestAdmitted) -> None:
+        self._requests[event.uid] = _Request(admitted_ns=event.t_ns)
+
+    def _died(self, source: str, event: ProcessDead) -> None:
+        self.up.labels(event.process).set(0)
+        for uid in [uid for (uid, _), (process, _) in self._at.items() if process == event.process]:
+            self._move(uid, event.process, None)
+
+    def _move(self, uid: int, process: str, to: Gauge | None) -> None:
+        stage = stage_of(process)
+        _, left = self._at.pop((uid, stage), (process, None))
+        if left is not None:
+            left.labels(stage).dec()
+        if to is not None:
+            self._at[uid, stage] = process, to
+            to.labels(stage).inc()
+
+    def _step(self, source: str, event: StepDone) -> None:
+        self.busy.labels(source).inc((event.end_ns - event.t_ns) / 1e9)
+        self.steps.labels(source).inc()
+        self.units.labels(source).inc(sum(row.units for row in event.rows))
+        self.kv_blocks.labels(source).set(event.kv_blocks)
+
+    def _put(self, source: str, event: MessagePut) -> None:
+        message = event.message
+        nbytes = message.ref.nbytes if message.ref is not None else 0
+        self.hand_off_bytes.labels(message.producer, message.consumer).inc(nbytes)
+        request = self._requests.get(event.uid)
+        if request is not None:
+            request.put_ns[message.producer, message.consumer, message.seq] = event.t_ns
+
+    def _got(self, source: str, event: MessageGot) -> None:
+        consumer = stage_of(source)
+        request = self._requests.get(event.uid)
+        put_ns = request.put_ns.pop((event.producer, consumer, event.seq), None) if request is not None else None
+        if put_ns is not None:
+            self.hand_off.labels(event.producer, consumer).observe((event.t_ns - put_ns) / 1e9)
+
+    def _output(self, source: str, event: OutputProduced) -> None:
+        request = self._requests.get(event.uid)
+        if request is None:
+            return
+        kind = type_of(event.modality)
+        plays_s = duration_s(event.ref) if event.ref is not None and kind == "audio" else 0.0
+        if not plays_s and not event.text:
+            return
+        if kind not in request.heard and kind in self.first:
+            request.heard.add(kind)
+            self.first[kind].observe((event.t_ns - request.admitted_ns) / 1e9)
+        if plays_s:
+            before_s, last_ns = request.audio.get(event.modality, (0.0, 0))
+            if last_ns:
+                self.gap.observe((event.t_ns - last_ns) / 1e9)
+            request.audio[event.modality] = (before_s + plays_s, event.t_ns)
+
+    def _ended(self, event: RequestFinished | RequestFailed | RequestCancelled, outcome: str) -> None:
+        request = self._requests.pop(event.uid, None)
+        if request is None:
+            return
+        self.outcomes.labels(outcome).inc()
+        self.latency.labels(outcome).observe((event.t_ns - request.admitted_ns) / 1e9)
+        if outcome == "finished":
+            for plays_s, last_ns in request.audio.values():
+                self.rtf.observe((last_ns - request.admitted_ns) / 1e9 / plays_s)

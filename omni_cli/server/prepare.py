@@ -1,0 +1,227 @@
+"""From the body of a chat or completion to what the engine takes: media decoded, settings checked, one schema for all.
+
+Decoding runs in a thread; nothing is scheduled before everything is known to be good.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omni_cli.config.request import request_line
+from omni_cli.config.schema import ServeConfig
+from omni_cli.errors import InputError
+from omni_cli.inputs.conversation import Conversation, ConversationBuilder
+from omni_cli.inputs.limits import InputLimits
+from omni_cli.plan.admission import request_problems
+from omni_cli.runtime.request import OmniRequest, draw_seed
+from omni_cli.server.errors import ApiError, bad_request
+from omni_cli.server.media import MediaSource, audio_data
+from omni_cli.server.protocol import (
+    AudioPart,
+    AudioUrlPart,
+    ChatRequest,
+    CompletionRequest,
+    ImagePart,
+    MediaUrl,
+    Message,
+    Sampled,
+    TextPart,
+    VideoPart,
+)
+from omni_cli.server.service import Service
+from stages.messages import ChatMessage, Part
+
+log = logging.getLogger("omni.server")
+
+# OpenAI's names of what belongs to the stage that writes the text.
+_TEXT_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
+# What leaves the answer as it is (null, 0, false, nothing) may stand there; anything else is refused.
+_UNSUPPORTED = ("logprobs", "top_logprobs", "store")
+_UNSUPPORTED_WITHOUT_WEIGHTS = ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
+
+DEFAULT_VOICE = "default"  # on every recipe: whoever speaks if nobody is named. Clients cannot leave the voice out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The requests of one call, one per choice. `created` is for the ids that clients see."""
+
+    id: str
+    requests: tuple[OmniRequest, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preparer:
+    """Holds what all calls share."""
+
+    service: Service
+    serve: ServeConfig
+    media: MediaSource
+    limits: InputLimits
+
+    async def chat(self, body: ChatRequest) -> Prepared:
+        """Raises ApiError or InputError that names the parameter."""
+        limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
+        if body.max_tokens is not None and body.max_tokens != limit:
+            raise bad_request("max_tokens and max_completion_tokens differ; keep one", param="max_tokens")
+        voice = body.audio.voice if body.audio is not None else None
+        if (
+            body.audio is not None
+            and body.modalities is not None
+            and "audio" not in {modality.partition("_")[0] for modality in body.modalities}
+        ):
+            raise bad_request("audio: is given, and modalities asks for none", param="audio")
+        settings = self._settings(body, limit, modalities=body.modalities, voice=voice)
+        settings, options = self._checked(settings, body)
+        return self._requests("chatcmpl", body, settings, options, await self.conversation(body.messages))
+
+    async def completion(self, body: CompletionRequest, prompt: str) -> Prepared:
+        settings = self._settings(body, body.max_tokens, modalities=["text"], voice=None)
+        settings, options = self._checked(settings, body)
+        talk = await asyncio.to_thread(self._build, [ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))])
+        return self._requests("cmpl", body, settings, options, talk)
+
+    async def conversation(self, messages: Sequence[Message]) -> Conversation:
+        """Reads what the messages name, then decodes it in a thread."""
+        turns: list[tuple[str, list[tuple[str, str | bytes | Path, str]]]] = []
+        for index, message in enumerate(messages):
+            role = "system" if message.role == "developer" else message.role
+            turns.append((role, await self._parts(message, f"messages[{index}].content")))
+        return await asyncio.to_thread(self._decode, turns)
+
+    async def _parts(self, message: Message, label: str) -> list[tuple[str, str | bytes | Path, str]]:
+        if message.content is None:
+            if message.role == "assistant":
+                return [("text", "", label)]
+            raise bad_request(f"{label}: is missing", param=label)
+        if isinstance(message.content, str):
+            return [("text", message.content, label)]
+        found: list[tuple[str, str | bytes | Path, str]] = []
+        for index, part in enumerate(message.content):
+            where = f"{label}[{index}]"
+            match part:
+                case TextPart():
+                    found.append(("text", part.text, where))
+                case AudioPart():
+                    found.append(("audio", audio_data(part.input_audio.data, part.input_audio.format, where), where))
+                case ImagePart():
+                    found.append(("image", await self.media.read(_url(part.image_url), where), where))
+                case AudioUrlPart():
+                    found.append(("audio", await self.media.read(_url(part.audio_url), where), where))
+                case VideoPart():
+                    found.append(("video", await self.media.read(_url(part.video_url), where), where))
+        return found
+
+    def _decode(self, turns: Sequence[tuple[str, Sequence[tuple[str, str | bytes | Path, str]]]]) -> Conversation:
+        builder = ConversationBuilder(self.limits)
+        messages = []
+        for role, parts in turns:
+            made = tuple(
+                builder.part("text", content, None)
+                if isinstance(content, str)
+                else builder.medium(kind, content, label)
+                for kind, content, label in parts
+            )
+            messages.append(ChatMessage(role=role, parts=made))  # type: ignore[arg-type]
+        return builder.finish(messages, "messages")
+
+    def _build(self, messages: Sequence[ChatMessage]) -> Conversation:
+        return ConversationBuilder(self.limits).finish(messages, "prompt")
+
+    def _refuse_unsupported(self, body: Sampled) -> None:
+        """ApiError 400 for a setting that would change the answer and that nothing here follows."""
+        has_weights = self.service.loaded.family.has_weights
+        for name in _UNSUPPORTED if has_weights else (*_UNSUPPORTED, *_UNSUPPORTED_WITHOUT_WEIGHTS):
+            value = getattr(body, name, None)
+            if value or (name == "logprobs" and value is not None and value is not False):
+                who = "this server" if name in _UNSUPPORTED else f"recipe {self.service.plan.recipe}"
+                raise bad_request(f"{name}: is not supported by {who}", param=name, code="unsupported_parameter")
+        for stage, sampling in (body.sampling or {}).items():
+            if sampling.logprobs is not None:
+                where = f"sampling.{stage}.logprobs"
+                raise bad_request(f"{where}: is not supported by this server", param=where)
+
+    def _settings(
+        self, body: Sampled, max_tokens: int | None, *, modalities: list[str] | None, voice: str | None
+    ) -> dict[str, Any]:
+        """The body's settings as a line of a batch would say them."""
+        self._refuse_unsupported(body)
+        writer = self.service.plan.outputs.get("text")
+        sampling: dict[str, dict[str, Any]] = {
+            stage: config.model_dump(exclude_unset=True) for stage, config in (body.sampling or {}).items()
+        }
+        own = {name: getattr(body, name) for name in _TEXT_SAMPLING if getattr(body, name) is not None}
+        if max_tokens is not None:
+            own["max_tokens"] = max_tokens
+        if body.stop:
+            own["stop"] = [body.stop] if isinstance(body.stop, str) else list(body.stop)
+        if own and writer is not None:
+            doubled = own.keys() & sampling.get(writer, {}).keys()
+            if doubled:
+                raise bad_request(f"{doubled.pop()} and sampling.{writer} are both given; keep one", param="sampling")
+            sampling[writer] = {**own, **sampling.get(writer, {})}
+        settings: dict[str, Any] = {
+            "modalities": modalities,
+            "voice": None if voice == DEFAULT_VOICE else voice,
+            "seed": body.seed,
+            "timeout_s": body.timeout_s,
+        }
+        if sampling:
+            settings["sampling"] = sampling
+        return settings
+
+    def _checked(self, settings: Mapping[str, Any], body: Sampled) -> tuple[Any, Any]:
+        """The settings and the family's options by the one schema. Raises InputError or ApiError."""
+        line = dict(settings)
+        if body.synthetic is not None:
+            line[self.service.loaded.options_node] = dict(body.synthetic)
+            if self.service.loaded.options_node != "synthetic":
+                raise bad_request("synthetic: only synthetic recipes have these knobs", param="synthetic")
+        checked = request_line(line, self.service.loaded)
+        problems = request_problems(self.service.plan, checked.request)
+        if problems:
+            raise InputError("\n".join(map(str, problems)), param=problems[0].key)
+        return checked.request, checked.options
+
+    def _requests(self, prefix: str, body: Sampled, settings: Any, options: Any, talk: Conversation) -> Prepared:
+        choices = body.n or 1
+        if choices > self.serve.max_choices:
+            raise bad_request(f"n is {choices}; this server makes at most {self.serve.max_choices}", param="n")
+        foreign = talk.kinds - set(self.service.plan.media)
+        if foreign:
+            raise bad_request(f"{', '.join(sorted(foreign))} cannot be read by {self.service.name}", param="messages")
+        call = f"{prefix}-{secrets.token_hex(12)}"
+        if self.serve.log_prompts:
+            texts = [part.text or f"[{part.kind}]" for message in talk.messages for part in message.parts]
+            log.info("%s: %r", call, texts)
+        seed = draw_seed() if settings.seed is None else settings.seed
+        timeout_s = min(settings.timeout_s or self.serve.timeout_s, self.serve.timeout_s)
+        if settings.timeout_s is not None and settings.timeout_s > self.serve.timeout_s:
+            raise ApiError(400, f"timeout_s may be at most {self.serve.timeout_s:g}", "invalid_value", "timeout_s")
+        outputs = settings.modalities or tuple(self.service.plan.outputs)
+        return Prepared(
+            id=call,
+            requests=tuple(
+                OmniRequest(
+                    request_id=f"{call}-{choice}",
+                    seed=seed,
+                    choice=choice,
+                    conversation=talk.messages,
+                    outputs=outputs,
+                    media=talk.media,
+                    sampling={stage: sampling.message() for stage, sampling in settings.sampling.items()},
+                    voice=settings.voice,
+                    timeout_s=timeout_s,
+                    options=options,
+                )
+                for choice in range(choices)
+            ),
+        )
+
+
+def _url(value: MediaUrl | str) -> str:
+    return value if isinstance(value, str) else value.url

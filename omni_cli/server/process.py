@@ -1,0 +1,166 @@
+"""One server, from its plan to its end: the port, the stages, the engine, uvicorn, and the drain at a signal."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import uvicorn
+
+from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.config.load import LoadedConfig, load_config
+from omni_cli.config.schema import ServeConfig
+from omni_cli.console import logging_to
+from omni_cli.errors import PlanError
+from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.running import RunningStages
+from omni_cli.launch.signals import Interrupts
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import visible_devices
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.plan.spec import stage_specs
+from omni_cli.runtime.engine import OmniEngine
+from omni_cli.runtime.events import CONTROL, Listener, RunFinished
+from omni_cli.runtime.fanout import Fanout
+from omni_cli.server.admission import Admission
+from omni_cli.server.app import create_app
+from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.service import Service
+from omni_cli.server.starting import Starting
+from omni_cli.trace.frame import run_started
+from omni_cli.trace.recorder import Recorder
+
+log = logging.getLogger("omni.server")
+
+_LAST_WORDS_S = 2.0  # for telling clients that the server ends
+
+KEYS_VARIABLE = "OMNI_API_KEYS"
+
+
+def serve_once(words: Sequence[str], *, quiet: bool) -> int:
+    """Serves until a signal; returns its exit code, or 1 if the server itself ended. Raises OmniError for a refusal."""
+    with Interrupts() as interrupts:
+        loaded = load_config(words)
+        plan = build_plan(loaded, visible_devices())
+        serve = loaded.config.serve
+        listening = _bind(serve)
+        started_at = datetime.now().astimezone()
+        folder = RunFolder.create(recipe=f"serve/{loaded.recipe}", started_at=started_at)
+        with listening, logging_to(folder.path / "run.log", quiet=quiet):
+            recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
+            metrics, prompts = Metrics(), PromptTokens(frozenset(stage.name for stage in plan.entries))
+            listener = Fanout(*([recorder] if recorder is not None else []), metrics, prompts)
+            run_id = secrets.token_hex(4)
+            listener(CONTROL, run_started(plan, run_id, started_at))
+            live_slots = 0
+            media_bytes = serve.media_ring_bytes if plan.media else 0
+            try:
+                specs = stage_specs(plan, run_id, media_bytes=media_bytes)
+                with Starting(listening):
+                    running = LocalLauncher(plan, specs, listener=listener).start()
+                interrupts.register(running)
+                try:
+                    seen = _Seen(listener=listener, metrics=metrics, prompts=prompts)
+                    asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
+                finally:
+                    live_slots = running.stop()
+            finally:
+                events = recorder.events if recorder is not None else 0
+                listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))
+                if recorder is not None:
+                    recorder.close()
+    return interrupts.exit_code or 1
+
+
+def _bind(serve: ServeConfig) -> socket.socket:
+    """The public port, taken before anything is loaded. Raises PlanError if it cannot be had."""
+    family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((serve.host, serve.port))
+        # Bound alone, two servers could share the port, and the second would find out only after loading.
+        listening.listen(2048)
+    except OSError as error:
+        listening.close()
+        raise PlanError(f"serve.port: {serve.host}:{serve.port} cannot be listened on: {error.strerror}") from error
+    return listening
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """Who hears the events; `listener` hears them all and hands them on."""
+
+    listener: Listener
+    metrics: Metrics
+    prompts: PromptTokens
+
+
+async def _serve(
+    loaded: LoadedConfig,
+    plan: ExecutionPlan,
+    running: RunningStages,
+    seen: "_Seen",
+    listening: socket.socket,
+    interrupts: Interrupts,
+) -> None:
+    serve = loaded.config.serve
+    places = serve.max_concurrency or 2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries)
+    async with OmniEngine(plan, running, listener=seen.listener) as engine:
+        service = Service(
+            name=serve.model_name or plan.recipe,
+            loaded=loaded,
+            plan=plan,
+            engine=engine,
+            admission=Admission(places, serve.max_queue),
+            metrics=seen.metrics,
+            prompts=seen.prompts,
+            max_buffered_bytes=serve.max_buffered_bytes,
+        )
+        server = _Server(uvicorn.Config(
+            create_app(service, serve, (*serve.api_keys, *_keys_of_environment())),
+            log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False,
+        ))  # fmt: skip
+        loop = asyncio.get_running_loop()
+        stopping = asyncio.Event()
+        host, port = listening.getsockname()[:2]
+        log.info("serving %s on http://%s:%d", service.name, f"[{host}]" if ":" in host else host, port)
+        with interrupts.handled_by(lambda: loop.call_soon_threadsafe(stopping.set)):
+            serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+            stop = asyncio.ensure_future(stopping.wait())
+            await asyncio.wait((serving, stop), return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+            await _drain(service, serve.drain_timeout_s)
+            server.should_exit = True
+            await serving
+
+
+async def _drain(service: Service, limit_s: float) -> None:
+    """Nobody new is let in; who is in may go on for a while."""
+    service.admission.drain()
+    try:
+        await asyncio.wait_for(service.admission.idle(), limit_s)
+    except TimeoutError:
+        log.warning("%d requests were still running after serve.drain_timeout_s=%g and are cancelled",
+                    service.admission.running, limit_s)  # fmt: skip
+        service.end_all("the server is shutting down")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(service.admission.idle(), _LAST_WORDS_S)
+
+
+def _keys_of_environment() -> tuple[str, ...]:
+    return tuple(key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip())
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the command has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

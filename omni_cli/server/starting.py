@@ -1,0 +1,62 @@
+"""Answers 503 on the public port while the stages load, so that a health check hears `starting` and not silence."""
+
+import json
+import selectors
+import socket
+import threading
+from types import TracebackType
+
+_BODY = json.dumps(
+    {"status": "starting", "error": {"message": "the server is starting", "type": "server_error", "param": None,
+                                     "code": "starting"}}
+).encode()  # fmt: skip
+_ANSWER = (
+    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
+    b"Content-Length: " + str(len(_BODY)).encode() + b"\r\n\r\n" + _BODY
+)
+_PATIENCE_S = 2.0
+
+
+class Starting:
+    """A thread that answers every connection with 503 until the context is left; then the socket is uvicorn's."""
+
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
+        self._stop, self._stopped = socket.socketpair()
+        self._thread = threading.Thread(target=self._answer_all, name="omni:starting", daemon=True)
+
+    def __enter__(self) -> "Starting":
+        self._listening.setblocking(False)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.close()
+        self._thread.join()
+        self._stopped.close()
+
+    def _answer_all(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._listening, selectors.EVENT_READ)
+            ready.register(self._stopped, selectors.EVENT_READ)
+            while True:
+                if any(key.fileobj is self._stopped for key, _ in ready.select()):
+                    return
+                try:
+                    client, _ = self._listening.accept()
+                except OSError:
+                    continue  # the client has left already
+                _refuse(client)
+
+
+def _refuse(client: socket.socket) -> None:
+    with client:
+        client.settimeout(_PATIENCE_S)
+        try:
+            client.recv(65_536)  # a client that is answered before it has spoken sees a reset
+            client.sendall(_ANSWER)
+            client.shutdown(socket.SHUT_WR)
+        except OSError:
+            return

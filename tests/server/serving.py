@@ -1,0 +1,87 @@
+"""Starts `omni serve` as a user does, in a process of its own, and ends it."""
+
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.integration.cli import check_trace, read_events, start
+
+_LISTENS = re.compile(r"http://127\.0\.0\.1:(\d+)")
+
+
+@dataclass
+class Server:
+    """A server that is ready. `lines` are what it has said so far."""
+
+    process: subprocess.Popen
+    cwd: Path
+    port: int = 0
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    @property
+    def run(self) -> Path:
+        (found,) = self.cwd.glob("outputs/**/trace.jsonl")
+        return found.parent
+
+    @property
+    def events(self) -> list[dict]:
+        """Of a server that has ended."""
+        return read_events(self.run / "trace.jsonl")
+
+    def read_on(self) -> None:
+        assert self.process.stderr is not None
+        self.reader = threading.Thread(target=lambda: self.lines.extend(self.process.stderr), daemon=True)
+        self.reader.start()
+
+    def stop(self, number: int = signal.SIGTERM, limit_s: float = 30) -> int:
+        self.process.send_signal(number)
+        return self.ended(limit_s)
+
+    def ended(self, limit_s: float = 30) -> int:
+        code = self.process.wait(limit_s)
+        self.reader.join(limit_s)
+        return code
+
+    def chat(self, text: str = "hello there", limit_s: float = 60, **body: object) -> httpx.Response:
+        asked = {"messages": [{"role": "user", "content": text}], **body}
+        return httpx.post(f"{self.url}/v1/chat/completions", json=asked, timeout=limit_s)
+
+
+@contextmanager
+def serving(*words: str, cwd: Path, clean: bool = True) -> Iterator[Server]:
+    """A server of the synthetic recipe on a free port; if `clean`, its log has no traceback and its trace no fault."""
+    process = start("serve", "recipe=synthetic", "serve.port=0", *words, cwd=cwd)
+    server = Server(process=process, cwd=cwd)
+    try:
+        for line in process.stderr:
+            server.lines.append(line)
+            if found := _LISTENS.search(line):
+                server.port = int(found[1])
+                break
+        assert server.port, server.log
+        server.read_on()
+        yield server
+        if process.poll() is None:
+            assert server.stop() == 143, server.log
+        if clean:
+            assert "Traceback" not in server.log, server.log
+            check_trace(server.run)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()

@@ -1,0 +1,230 @@
+"""Who is let in, how much may be sent, where media may come from: the server without stages, in this process."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import httpx
+import pytest
+
+from omni_cli.config.load import load_config
+from omni_cli.errors import InputError
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import Inventory
+from omni_cli.runtime.request import OmniRequest, OutputChunk
+from omni_cli.server.admission import Admission
+from omni_cli.server.app import create_app
+from omni_cli.server.errors import ApiError
+from omni_cli.server.fetching import Fetcher
+from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.service import Service
+
+
+class EchoEngine:
+    """Says the prompt again, in one piece; raises what it was given instead."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.dead: dict[str, str] = {}
+        self.error = error
+
+    def check(self, request: OmniRequest) -> None: ...
+
+    async def generate(self, request: OmniRequest) -> AsyncGenerator[OutputChunk, None]:
+        if self.error is not None:
+            raise self.error
+        text = request.conversation[-1].parts[-1].text
+        yield OutputChunk(modality="text", seq=0, units=1, eos=True, text=text, reason="stop")
+
+
+def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None) -> object:
+    loaded = load_config(("recipe=synthetic", *words))
+    plan = build_plan(loaded, Inventory(devices=()))
+    service = Service(
+        name="synthetic", loaded=loaded, plan=plan, engine=EchoEngine(error), admission=Admission(4, 4),
+        metrics=Metrics(), prompts=PromptTokens(frozenset({"thinker"})), max_buffered_bytes=1 << 20,
+    )  # fmt: skip
+    return create_app(service, loaded.config.serve, keys)
+
+
+def ask(application: object, method: str, path: str, **more: object) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app=application, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://omni") as client:
+            return await client.request(method, path, **more)
+
+    return asyncio.run(send())
+
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}], "modalities": ["text"]}
+PATH = "/v1/chat/completions"
+
+
+def test_without_keys_everybody_is_let_in():
+    done = ask(app(), "POST", PATH, json=CHAT)
+    assert done.json()["choices"][0]["message"]["content"] == "hi"
+
+
+@pytest.mark.parametrize(
+    "header", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "secret"}, {"Authorization": "Bearer "}]
+)
+def test_without_a_key_that_is_known_nobody_is_let_in(header):
+    done = ask(app(keys=("secret", "other")), "POST", PATH, json=CHAT, headers=header)
+    assert (done.status_code, done.json()["error"]["code"]) == (401, "invalid_api_key")
+    assert done.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("key", ["secret", "other"])
+def test_every_key_lets_in_and_health_needs_none(key):
+    guarded = app(keys=("secret", "other"))
+    assert ask(guarded, "POST", PATH, json=CHAT, headers={"Authorization": f"Bearer {key}"}).status_code == 200
+    assert ask(guarded, "GET", "/health").status_code == 200
+    assert ask(guarded, "GET", "/v1/models").status_code == 401
+    assert ask(guarded, "GET", "/metrics").status_code == 401
+
+
+def test_other_origins_are_let_in_only_if_they_are_named():
+    asks = {"Origin": "https://page.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in ask(app(), "OPTIONS", PATH, headers=asks).headers
+    named = app("serve.cors_origins=[https://page.example]")
+    assert ask(named, "OPTIONS", PATH, headers=asks).headers["access-control-allow-origin"] == asks["Origin"]
+    other = ask(named, "OPTIONS", PATH, headers={**asks, "Origin": "https://other.example"})
+    assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_beyond_the_limit_is_refused(declared):
+    async def pieces() -> AsyncGenerator[bytes, None]:
+        for _ in range(4):
+            yield b" " * 1024
+
+    content = b" " * 4096 if declared else pieces()
+    headers = {"content-type": "application/json"}
+    done = ask(app("serve.max_body_bytes=2048"), "POST", PATH, content=content, headers=headers)
+    assert (done.status_code, done.json()["error"]["code"]) == (413, "body_too_large")
+
+
+def test_what_nobody_expected_is_a_500_without_details():
+    done = ask(app(error=ZeroDivisionError("the secret of the house")), "POST", PATH, json=CHAT)
+    assert (done.status_code, done.json()["error"]["code"]) == (500, "internal_error")
+    assert "secret" not in done.text
+
+
+def test_prompts_are_logged_only_if_asked_for(caplog):
+    caplog.set_level("INFO", "omni.server")
+    ask(app(), "POST", PATH, json=CHAT)
+    assert "'hi'" not in caplog.text
+    ask(app("serve.log_prompts=true"), "POST", PATH, json=CHAT)
+    assert "'hi'" in caplog.text
+
+
+def test_places_are_handed_on_in_order_and_a_waiter_that_leaves_takes_none():
+    async def scene() -> list[str]:
+        door, order, leave = Admission(1, 2), [], asyncio.Event()
+
+        async def enter(name: str) -> None:
+            async with door.place():
+                order.append(name)
+                await leave.wait()
+
+        tasks = [asyncio.create_task(enter(name)) for name in ("first", "second", "third")]
+        await asyncio.sleep(0)
+        assert (door.running, door.waiting) == (1, 2)
+        with pytest.raises(ApiError, match="1 requests are running and 2 waiting"):
+            await enter("fourth")
+        tasks[1].cancel()
+        await asyncio.sleep(0)
+        leave.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait_for(door.idle(), 1)
+        assert (door.running, door.waiting) == (0, 0)
+        return order
+
+    assert asyncio.run(scene()) == ["first", "third"]
+
+
+def test_a_draining_door_lets_nobody_in_and_turns_away_who_waits():
+    async def scene() -> None:
+        door = Admission(1, 1)
+        async with door.place():
+            waiting = asyncio.create_task(door.place().__aenter__())
+            await asyncio.sleep(0)
+            door.drain()
+            with pytest.raises(ApiError, match="shutting down"):
+                await door.place().__aenter__()
+            door.turn_away("the end")
+            with pytest.raises(ApiError, match="the end"):
+                await waiting
+        assert door.running == 0
+
+    asyncio.run(scene())
+
+
+def fetch(url: str, answer: Callable[[httpx.Request], httpx.Response], addresses: dict[str, str]) -> bytes:
+    async def resolve(host: str, port: int) -> list[str]:
+        return [addresses[host]]
+
+    fetcher = Fetcher(
+        tuple(addresses), timeout_s=0.2, max_bytes=1000, resolve=resolve, transport=httpx.MockTransport(answer)
+    )
+    return asyncio.run(fetcher.fetch(url, "image"))
+
+
+def test_r62_an_allowed_host_is_fetched_at_the_address_that_was_checked():
+    asked = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append((request.url.host, request.headers["host"]))
+        return httpx.Response(200, content=b"picture")
+
+    assert fetch("http://good.example/a.png", answer, {"good.example": "93.184.216.34"}) == b"picture"
+    assert asked == [("93.184.216.34", "good.example")]
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%eth0", "0.0.0.0", "224.0.0.1"],
+)
+def test_r62_a_name_that_leads_inside_is_refused(address):
+    def never(request: httpx.Request) -> httpx.Response:
+        raise AssertionError("nothing may be sent")
+
+    with pytest.raises(InputError, match="private network"):
+        fetch("http://good.example/", never, {"good.example": address})
+
+
+@pytest.mark.parametrize(
+    ("target", "match"),
+    [
+        ("http://inside.example/", "private network"),
+        ("http://169.254.169.254/", "no host that this server fetches from"),
+        ("http://127.0.0.1/", "no host that this server fetches from"),
+        ("file:///etc/passwd", "no host that this server fetches from"),
+        ("http://good.example/again", "redirects"),
+        ("http://[", "cannot be fetched"),
+    ],
+)
+def test_r62_a_redirect_is_judged_like_the_first_address(target, match):
+    addresses = {"good.example": "93.184.216.34", "inside.example": "10.0.0.1"}
+    with pytest.raises(InputError, match=match):
+        fetch("http://good.example/", lambda _: httpx.Response(302, headers={"location": target}), addresses)
+
+
+def test_r62_an_endless_body_and_a_silent_host_are_given_up():
+    async def endless() -> AsyncGenerator[bytes, None]:
+        while True:
+            yield b"x" * 100
+
+    good = {"good.example": "93.184.216.34"}
+    with pytest.raises(InputError, match="larger than 1000 bytes"):
+        fetch("http://good.example/", lambda _: httpx.Response(200, content=endless()), good)
+
+    async def silent(request: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(InputError, match="within"):
+        fetch("http://good.example/", silent, good)
+
+
+def test_r62_without_named_hosts_nothing_is_fetched():
+    with pytest.raises(InputError, match="switched off"):
+        fetch("http://good.example/", lambda _: httpx.Response(200), {})

@@ -1,0 +1,309 @@
+"""Reports of users about a server under load, failures, clients that leave, and its end: each as a test."""
+
+import concurrent.futures
+import json
+import random
+import re
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.integration.cli import leaves_nothing, omni, start, wait_for_event
+from tests.server.serving import Server, serving
+
+ENDLESS = {"synthetic": {"never_end": True}}
+INCREMENTAL = (
+    "pipeline.stages.talker.inputs.thinker=incremental",
+    "pipeline.stages.code2wav.inputs.talker=incremental",
+)
+TEXT = {"modalities": ["text"]}
+
+
+def raw(server: Server, **body: object) -> socket.socket:
+    """A chat call over a bare socket, sent and not yet read."""
+    asked = {"messages": [{"role": "user", "content": "one two three"}], **body}
+    data = json.dumps(asked).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    client = socket.socket()
+    client.settimeout(30)
+    if body.get("stream"):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", server.port))
+    client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    return client
+
+
+def health(server: Server) -> dict:
+    return httpx.get(f"{server.url}/health", timeout=30).json()
+
+
+def wait_until_idle(server: Server, limit_s: float = 30) -> None:
+    end = time.monotonic() + limit_s
+    while (found := health(server))["running"] or found["waiting"]:
+        assert time.monotonic() < end, found
+        time.sleep(0.02)  # nothing tells from outside
+
+
+def descriptors(server: Server) -> int:
+    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
+
+
+def test_r05_out_of_memory_in_the_last_stage_hurts_one_request(tmp_path):
+    with serving(cwd=tmp_path) as server, concurrent.futures.ThreadPoolExecutor(3) as pool:
+        oom = {"synthetic": {"fail": {"stage": "code2wav", "kind": "oom", "times": 1}}}
+        failing = pool.submit(server.chat, **oom)
+        others = [pool.submit(server.chat, **more) for more in (TEXT, TEXT)]
+        assert failing.result().status_code == 500
+        assert "stage code2wav" in failing.result().json()["error"]["message"]
+        assert [other.result().status_code for other in others] == [200, 200]
+        assert server.chat().status_code == 200
+        assert server.process.poll() is None
+
+
+def test_r08_audio_comes_piece_by_piece_to_the_end(tmp_path):
+    body = {"messages": [{"role": "user", "content": "hi"}], "modalities": ["audio"], "stream": True}
+    slowed = {"synthetic": {"frames": 100, "delay_ms": {"talker": 10}}}
+    with serving(*INCREMENTAL, cwd=tmp_path) as server:
+        start_s, arrived = time.monotonic(), []
+        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**body, **slowed}, timeout=60) as answer:
+            for line in answer.iter_lines():
+                if '"data":"' in line:
+                    arrived.append(time.monotonic() - start_s)
+        assert len(arrived) >= 4
+        assert arrived[0] <= 0.5 * (time.monotonic() - start_s)
+
+
+def test_r10_a_deadline_ends_a_request_and_frees_its_stages(server):
+    started = time.monotonic()
+    done = server.chat(**ENDLESS, timeout_s=1)
+    assert (done.status_code, done.json()["error"]["code"]) == (504, "timeout")
+    assert 1 <= time.monotonic() - started < 10
+    streamed = server.chat(**ENDLESS, timeout_s=1, stream=True)
+    assert streamed.status_code == 200
+    *_, last, end = [line for line in streamed.text.splitlines() if line]
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "timeout"
+    assert end == "data: [DONE]"
+    assert '"finish_reason":"stop"' not in streamed.text
+    assert server.chat().status_code == 200
+    wait_until_idle(server)
+
+
+def test_r10_a_deadline_beyond_the_servers_is_refused(server):
+    assert server.chat(timeout_s=601).json()["error"]["param"] == "timeout_s"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_every_stage(tmp_path, stream):
+    with serving(cwd=tmp_path) as server:
+        client = raw(server, stream=stream, **ENDLESS)
+        trace = server.run / "trace.jsonl"
+        wait_for_event(trace, "scheduled", src="talker.0")
+        left_ns = time.monotonic_ns()
+        client.close()
+        cancelled = wait_for_event(trace, "stage_cancelled", src="talker.0")
+        assert (cancelled["t"] - left_ns) / 1e9 < 2
+        wait_until_idle(server)
+        assert server.chat().status_code == 200
+
+
+def test_r15_300_killed_streams_leave_nothing(tmp_path):
+    seeded = random.Random(15)
+
+    def abort(number: int) -> None:
+        client = raw(server, stream=True, synthetic={"frames": 30, "delay_ms": {"talker": 1}}, seed=number)
+        client.settimeout(seeded.uniform(0.001, 0.1))
+        try:
+            while client.recv(4096):
+                pass
+        except TimeoutError:
+            pass
+        finally:
+            client.close()
+
+    with leaves_nothing(), serving("serve.max_concurrency=16", "serve.max_queue=64", cwd=tmp_path) as server:
+        assert server.chat().status_code == 200
+        before, pid = descriptors(server), server.process.pid
+        with concurrent.futures.ThreadPoolExecutor(16) as pool:
+            list(pool.map(abort, range(300)))
+        wait_until_idle(server)
+        assert server.chat().status_code == 200
+        assert server.process.poll() is None
+        assert server.process.pid == pid
+        assert descriptors(server) <= before + 2
+        assert server.stop() == 143
+        assert len(server.lines) < 300 + 50
+
+
+def test_r19_the_first_signal_drains_and_the_second_ends_it(tmp_path):
+    with leaves_nothing(), serving("serve.drain_timeout_s=60", cwd=tmp_path) as server:
+        client = raw(server, **ENDLESS)
+        wait_for_event(server.run / "trace.jsonl", "scheduled", src="talker.0")
+        server.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + 10
+        while health(server)["status"] != "draining":
+            assert time.monotonic() < end
+        refused = server.chat()
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "draining")
+        assert "retry-after" in refused.headers
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        assert httpx.get(f"{server.url}/health/ready").status_code == 503
+        second = time.monotonic()
+        assert server.stop() == 143
+        assert time.monotonic() - second < 8
+        client.close()
+
+
+def test_r19_what_is_in_flight_is_finished_within_the_drain(tmp_path):
+    with leaves_nothing(), serving(cwd=tmp_path) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(server.chat, **TEXT, synthetic={"delay_ms": {"thinker": 1500}})
+        wait_for_event(server.run / "trace.jsonl", "scheduled", src="thinker.0")
+        assert server.stop() == 143
+        assert slow.result().status_code == 200
+
+
+def test_r19_a_drain_has_an_end(tmp_path):
+    with leaves_nothing(), serving("serve.drain_timeout_s=1", cwd=tmp_path) as server:
+        client = raw(server, stream=True, **ENDLESS)
+        wait_for_event(server.run / "trace.jsonl", "scheduled", src="talker.0")
+        begun = time.monotonic()
+        assert server.stop() == 143
+        assert time.monotonic() - begun < 12
+        heard = b"".join(iter(lambda: client.recv(65_536), b""))
+        assert b'"code":"cancelled"' in heard
+        client.close()
+
+
+def test_r49_beyond_places_and_queue_everything_is_refused_at_once(tmp_path):
+    slow = {"synthetic": {"delay_ms": {"thinker": 1500}}, **TEXT}
+    with serving("serve.max_concurrency=4", "serve.max_queue=8", cwd=tmp_path) as server:
+        with concurrent.futures.ThreadPoolExecutor(40) as pool:
+            barrier = threading.Barrier(40)
+
+            def ask() -> tuple[int, dict, float]:
+                with httpx.Client(timeout=60) as client:
+                    client.get(f"{server.url}/health/live")
+                    barrier.wait(30)
+                    begun = time.monotonic()
+                    body = {"messages": [{"role": "user", "content": "hi"}], **slow}
+                    done = client.post(f"{server.url}/v1/chat/completions", json=body)
+                    return done.status_code, dict(done.headers), time.monotonic() - begun
+
+            answers = [future.result() for future in [pool.submit(ask) for _ in range(40)]]
+        refused = [(headers, wall_s) for status, headers, wall_s in answers if status == 429]
+        assert sorted(status for status, _, _ in answers) == [200] * 12 + [429] * 28
+        assert all("retry-after" in headers for headers, _ in refused)
+        # Nothing of a refusal waits for a stage: the slowest comes before the first answer.
+        assert max(wall_s for _, wall_s in refused) < min(wall_s for status, _, wall_s in answers if status == 200)
+
+
+def test_a_dead_stage_is_named_and_the_server_says_that_it_is_unhealthy(tmp_path):
+    with serving(cwd=tmp_path, clean=False) as server:
+        died = server.chat(synthetic={"fail": {"stage": "talker", "kind": "exit"}})
+        assert died.status_code == 503
+        assert "talker" in died.json()["error"]["message"]
+        found = httpx.get(f"{server.url}/health")
+        assert found.status_code == 503
+        assert found.json()["status"] == "unhealthy"
+        assert found.json()["stages"]["talker"]["talker.0"] != "ready"
+        assert found.json()["stages"]["thinker"]["thinker.0"] == "ready"
+        assert httpx.get(f"{server.url}/health/live").status_code == 200
+        after = server.chat()
+        assert after.status_code == 503
+        assert "talker" in after.json()["error"]["message"]
+        assert server.chat(**TEXT).status_code == 200
+        assert 'omni_process_up{process="talker.0"} 0.0' in httpx.get(f"{server.url}/metrics").text
+
+
+def test_r69_a_port_that_is_taken_is_found_before_anything_is_loaded(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = omni("serve", "recipe=synthetic", f"serve.port={port}", cwd=tmp_path)
+    assert ended.code == 2
+    assert str(port) in ended.err
+    assert "starting" not in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_r69_two_servers_start_side_by_side(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    with serving(cwd=tmp_path / "one") as one, serving(cwd=tmp_path / "two") as two:
+        assert one.port != two.port
+        assert one.chat().status_code == two.chat().status_code == 200
+
+
+def test_r90_health_says_starting_before_it_is_ready(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = (f"serve.port={port}", "synthetic.init_delay_s.talker=3")
+    process = start("serve", "recipe=synthetic", *words, cwd=tmp_path)
+    try:
+        answers = []
+        end = time.monotonic() + 60
+        while (not answers or answers[-1] != 200) and time.monotonic() < end:
+            try:
+                answers.append(httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=10).status_code)
+            except httpx.TransportError:
+                continue  # not bound yet
+        assert set(answers) == {503, 200}
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 143
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_r95_a_slow_reader_is_dropped_and_hurts_nobody(tmp_path):
+    with serving("serve.max_buffered_bytes=1048576", cwd=tmp_path) as server:
+        assert server.chat().status_code == 200
+        solo = min(timed(server) for _ in range(3))
+        slow = raw(server, stream=True, modalities=["audio"], synthetic={"frames": 8000})
+        wait_for_event(server.run / "trace.jsonl", "output_produced", uid=5, modality="audio")
+        beside = min(timed(server) for _ in range(3))
+        wait_for_event(server.run / "trace.jsonl", "request_cancelled", uid=5)
+        assert re.search(r"\d+ bytes unread, the client is dropped", server.log)
+        assert beside < 5 * solo + 0.5
+        slow.close()
+        wait_until_idle(server)
+
+
+def timed(server: Server) -> float:
+    begun = time.monotonic()
+    assert server.chat(**TEXT).status_code == 200
+    return time.monotonic() - begun
+
+
+def test_the_metrics_are_the_traces_numbers(tmp_path):
+    with serving(cwd=tmp_path) as server:
+        for number in range(3):
+            assert server.chat(f"number {number}").status_code == 200
+        server.chat(synthetic={"fail": {"stage": "talker"}})
+        wait_for_event(server.run / "trace.jsonl", "stage_idle", src="thinker.0")
+        wait_until_idle(server)
+        text = httpx.get(f"{server.url}/metrics").text
+        assert server.stop() == 143
+    values = {name: float(value) for name, value in re.findall(r"^(omni\S+) (\S+)$", text, re.MULTILINE)}
+    events = server.events
+    for process in ("thinker.0", "talker.0", "code2wav.0"):
+        steps = [event for event in events if event["kind"] == "step_done" and event["src"] == process]
+        assert values[f'omni_stage_steps_total{{process="{process}"}}'] == len(steps)
+        assert values[f'omni_stage_units_total{{process="{process}"}}'] == sum(
+            row["units"] for step in steps for row in step["rows"]
+        )
+        busy_s = sum(step["end_ns"] - step["t"] for step in steps) / 1e9
+        assert values[f'omni_stage_busy_seconds_total{{process="{process}"}}'] == pytest.approx(busy_s)
+        assert values[f'omni_process_up{{process="{process}"}}'] == 1
+        for gauge in ("queued", "running"):
+            assert values.get(f'omni_stage_{gauge}{{stage="{process[:-2]}"}}', 0) == 0
+    put = sum(e["message"]["ref"]["nbytes"] for e in events
+              if e["kind"] == "message_put" and e["src"] == "thinker.0" and e["message"]["ref"])  # fmt: skip
+    assert values['omni_hand_off_bytes_total{consumer="talker",producer="thinker"}'] == put
+    assert values['omni_requests_total{outcome="finished"}'] == 3
+    assert values['omni_requests_total{outcome="failed"}'] == 1
+    assert values["omni_ttft_seconds_count"] == 4
+    assert values["omni_ttfa_seconds_count"] == values["omni_rtf_count"] == 3

@@ -1,0 +1,387 @@
+"""Reports of users about single requests, each as a test: what is asked for is done, or refused with a plain 4xx."""
+
+import base64
+import io
+import json
+import re
+import socket
+import time
+
+import httpx
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from tests.server.serving import Server
+from tests.unit.omni_cli.inputs.media_samples import sound, tone
+
+WAV = sound(tone(0.1, 16_000), 16_000)
+
+
+def picture(width: int = 64, height: int = 64, mode: str = "RGB", form: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (width, height)).save(file, form, **options)
+    return file.getvalue()
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def says(server: Server, *parts: dict, status: int = 200, **more: object) -> str:
+    """The text that answers these parts, or the message of the error."""
+    messages = [{"role": "user", "content": list(parts)}]
+    body = {"messages": messages, "modalities": ["text"], **more}
+    done = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert done.status_code == status, done.text
+    return done.json()["choices"][0]["message"]["content"] if status == 200 else done.json()["error"]["message"]
+
+
+def refused(server: Server, status: int = 400, path: str = "/v1/chat/completions", **body: object) -> dict:
+    done = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert done.status_code == status, done.text
+    error = done.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+@pytest.mark.parametrize("asked", [["text"], ["audio"], ["text", "audio"], ["audio", "text"], None])
+def test_r39_exactly_the_modalities_asked_for(server, asked):
+    message = server.chat(**({"modalities": asked} if asked else {})).json()["choices"][0]["message"]
+    wanted = set(asked or ("text", "audio"))
+    assert ({"text"} if message["content"] else set()) | ({"audio"} if "audio" in message else set()) == wanted
+
+
+@pytest.mark.parametrize("asked", [[], ["video"], "text", ["text", "text"], [5]])
+def test_r39_other_modalities_are_refused(server, asked):
+    assert refused(server, messages=MESSAGES, modalities=asked)["param"].startswith("modalities")
+
+
+def test_r39_audio_settings_without_audio_are_refused(server):
+    assert refused(server, messages=MESSAGES, modalities=["text"], audio={})["param"] == "audio"
+
+
+@pytest.mark.parametrize(
+    ("form", "magic"), [("wav", b"RIFF"), ("flac", b"fLaC"), ("opus", b"OggS"), ("mp3", None), ("pcm16", None)]
+)
+def test_r40_the_format_is_the_one_asked_for(server, form, magic):
+    data = base64.b64decode(
+        server.chat(audio={"voice": "default", "format": form}).json()["choices"][0]["message"]["audio"]["data"]
+    )
+    if form == "pcm16":
+        assert len(data) % (2 * 1920) == 0
+    elif magic:
+        assert data.startswith(magic)
+    assert form == "wav" or not data.startswith(b"RIFF")
+
+
+def test_r40_an_unknown_format_is_refused_with_the_list(server):
+    error = refused(server, messages=MESSAGES, audio={"voice": "default", "format": "xyz"})
+    assert error["param"] == "audio.format"
+    assert "wav, " in error["message"]
+
+
+def test_r43_the_model_is_checked_on_every_route(server):
+    for path, body in (
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "default"}),
+        ("/v1/images/generations", {"prompt": "hi"}),
+    ):
+        assert refused(server, 404, path, model="nope", **body)["code"] == "model_not_found"
+    assert httpx.get(f"{server.url}/v1/models/nope").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/embeddings", "/v1/responses", "/tokenize"])
+def test_r44_what_the_recipe_cannot_do_is_said(server, path):
+    assert "not supported by recipe synthetic" in refused(server, path=path, prompt="a cat")["message"]
+    assert httpx.get(f"{server.url}{path}").status_code == 405
+
+
+def test_r45_speech_as_events_and_as_bytes(server):
+    body = {"input": "hello there", "voice": "default", "response_format": "pcm", "seed": 3}
+    speech = f"{server.url}/v1/audio/speech"
+    whole = httpx.post(speech, json=body)
+    chunked = httpx.post(speech, json={**body, "stream_format": "audio", "stream": True})
+    assert chunked.headers["content-type"] == whole.headers["content-type"] == "audio/pcm"
+    assert chunked.content == whole.content
+    events = httpx.post(speech, json={**body, "stream_format": "sse"})
+    assert events.headers["content-type"].startswith("text/event-stream")
+    found = [json.loads(line.removeprefix("data: ")) for line in events.text.splitlines() if line]
+    *deltas, done = found
+    assert {event["type"] for event in deltas} == {"speech.audio.delta"}
+    assert b"".join(base64.b64decode(event["audio"]) for event in deltas) == whole.content
+    assert done["type"] == "speech.audio.done"
+    assert done["usage"]["output_tokens"] == len(whole.content) // (2 * 1920)
+    assert done["usage"]["total_tokens"] == done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
+
+
+PNG = picture()
+DIALECTS = {
+    "plain": "data:{type};base64,{data}",
+    "upper case": "DATA:{type};BASE64,{data}",
+    "a parameter": "data:{type};charset=x;base64,{data}",
+    "no type": "data:;base64,{data}",
+    "another type": "data:audio/x-wav;base64,{data}",
+    "line breaks": "data:{type};base64,{lines}",
+    "no padding": "data:{type};base64,{bare}",
+    "URL-safe": "data:{type};base64,{safe}",
+}
+
+
+def dialects(data: bytes, media_type: str) -> list[str]:
+    text = b64(data)
+    lines = "\n".join(re.findall(".{1,60}", text))
+    safe = text.replace("+", "-").replace("/", "_")
+    return [
+        form.format(type=media_type, data=text, lines=lines, bare=text.rstrip("="), safe=safe)
+        for form in DIALECTS.values()
+    ]
+
+
+def test_r46_every_dialect_of_a_data_url_is_the_same_medium(server):
+    image = {says(server, {"type": "image_url", "image_url": {"url": url}}) for url in dialects(PNG, "image/png")}
+    audio = {says(server, {"type": "audio_url", "audio_url": {"url": url}}) for url in dialects(WAV, "audio/wav")}
+    spoken = {
+        says(server, {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
+        for data in (b64(WAV), *dialects(WAV, "audio/wav"))
+    }
+    assert [len(found) for found in (image, audio, spoken)] == [1, 1, 1]
+    assert audio == spoken
+    assert image.pop().startswith("[image:")
+
+
+@pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
+@pytest.mark.parametrize("url", ["data:,abc", "data:image/png;base64,@@@@", "data:x;base64,", "nonsense", "ftp://a/b"])
+def test_r46_what_is_no_data_url_is_refused_with_its_place(server, kind, url):
+    message = says(server, {"type": "text", "text": "look"}, {"type": kind, kind: {"url": url}}, status=400)
+    assert "messages[0].content[1]" in message
+
+
+def test_r46_a_format_that_is_not_that_of_the_data_is_refused(server):
+    flac = io.BytesIO()
+    soundfile.write(flac, np.zeros(1600, np.float32), 16_000, format="FLAC")
+    part = {"type": "input_audio", "input_audio": {"data": b64(flac.getvalue()), "format": "wav"}}
+    assert "messages[0].content[0]" in says(server, part, status=400)
+
+
+def test_r47_a_bare_string_is_media_and_an_unknown_part_is_refused(server):
+    url = f"data:image/png;base64,{b64(PNG)}"
+    answer = server.chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": url}]}]).json()
+    assert answer["choices"][0]["message"]["content"].startswith("[image:")
+    assert answer["usage"]["prompt_tokens"] < 5000
+    says(server, {"type": "smell"}, status=400)
+    says(server, {"image_url": {"url": url}}, status=400)
+
+
+def test_r48_the_stream_is_framed_for_a_line_reader(server):
+    text = "😀李" * 5
+    body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": True, "seed": 1}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+        answer = b"".join(iter(lambda: raw.recv(65_536), b""))
+    headers, _, rest = answer.partition(b"\r\n\r\n")
+    assert b"content-type: text/event-stream" in headers.lower()
+    chunks = dechunked(rest)
+    for chunk in chunks:
+        chunk.decode("utf-8")  # no code point is split between two of them
+    events = b"".join(chunks).decode("utf-8").split("\n\n")
+    assert events.pop() == ""
+    assert events.pop() == "data: [DONE]"
+    bodies = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert all(event.startswith("data: {") and "\n" not in event for event in events)
+    assert bodies[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert len({(one["id"], one["created"], one["object"]) for one in bodies}) == 1
+    assert "".join(one["choices"][0]["delta"].get("content") or "" for one in bodies) == text
+    assert all("usage" not in one for one in bodies)
+
+
+def dechunked(body: bytes) -> list[bytes]:
+    found = []
+    while body:
+        size, _, body = body.partition(b"\r\n")
+        found.append(body[: int(size, 16)])
+        body = body[int(size, 16) + 2 :]
+    return found[:-1]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *([{"role": "user", "content": content}] for content in ("", "   ", "\n", None, [], 5)),
+        [{"role": "user", "content": [{"type": "text", "text": " "}]}],
+        [{"role": "user"}],
+        [],
+        None,
+    ],
+    ids=str,
+)  # fmt: skip
+def test_r50_an_empty_prompt_is_refused(server, messages):
+    assert refused(server, messages=messages)["param"].startswith("messages")
+    assert refused(server, path="/v1/completions", prompt=" ")["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("seed", value) for value in (1 << 63, 1 << 64, -1, "", 1.5)),
+        *(("temperature", value) for value in (-1, 1e9, "1")),
+        *(("top_p", value) for value in (0, 1.1)),
+        *(("n", value) for value in (0, -1, 1000)),
+        *(("max_tokens", value) for value in (0, -1, 10**9)),
+        ("timeout_s", 0),
+        ("stop", "x"),
+        ("logprobs", True),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", 3),
+        ("logit_bias", {"5": 1}),
+        ("tools", []),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_r51_what_is_out_of_range_or_unknown_is_refused_by_name(server, name, value):
+    assert refused(server, messages=MESSAGES, **{name: value})["param"] == name
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_r51_no_number_is_no_temperature(server, number):
+    text = json.dumps({"messages": MESSAGES})[:-1] + f', "temperature": {number}}}'
+    done = httpx.post(f"{server.url}/v1/chat/completions", content=text, headers={"content-type": "application/json"})
+    assert (done.status_code, done.json()["error"]["param"]) == (400, "temperature")
+
+
+def test_r51_what_leaves_the_answer_as_it_is_may_stand_there(server):
+    harmless = {
+        "stop": None,
+        "logprobs": False,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "logit_bias": {},
+        "n": 1,
+    }
+    assert server.chat(**harmless).status_code == 200
+
+
+def test_r57_a_seed_gives_the_same_sound_and_null_is_absent(server):
+    def heard(**body: object) -> str:
+        return server.chat(**body).json()["choices"][0]["message"]["audio"]["data"]
+
+    assert heard(seed=5) == heard(seed=5)
+    assert len({heard(seed=5), heard(), heard(seed=None)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": MESSAGES}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "default"}),
+    ],
+)
+@pytest.mark.parametrize("field", ["sed", "max_token"])
+def test_r58_an_unknown_field_is_refused_on_every_route(server, path, body, field):
+    error = refused(server, path=path, **body, **{field: 5})
+    assert (error["param"], error["code"]) == (field, "unknown_parameter")
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        picture(1, 1),
+        picture(1, 4000),
+        picture(4000, 1),
+        picture(mode="CMYK", form="JPEG"),
+        picture(mode="RGBA"),
+        picture(mode="P", form="GIF"),
+        picture(mode="I;16"),
+    ],
+    ids=["1x1", "1x4000", "4000x1", "cmyk", "rgba", "palette", "16 bit"],
+)
+def test_r61_an_odd_image_is_an_image(server, image):
+    part = {"type": "image_url", "image_url": {"url": f"data:;base64,{b64(image)}"}}
+    assert says(server, part).startswith("[image:")
+
+
+@pytest.mark.parametrize(
+    "image", [picture(1001, 1000), b"<svg xmlns='http://www.w3.org/2000/svg'/>", PNG[:60], b"\0" * 100]
+)
+def test_r61_what_is_none_or_too_large_is_refused(server, image):
+    part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{b64(image)}"}}
+    assert "messages[0].content[0]" in says(server, part, status=400)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "{url}/v1/models",
+        "http://169.254.169.254/",
+        "http://[::1]/",
+        "http://[",
+        "http://a:99999/",
+        "file://elsewhere/etc/passwd",
+    ],
+)
+@pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
+def test_r62_no_url_reads_this_machine(server, kind, url):
+    message = says(server, {"type": kind, kind: {"url": url.format(url=server.url)}}, status=400)
+    assert "root:" not in message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{", b"", b'{"seed":1' + b"0" * 5000 + b"}", b"[]", b"5", b"null", b'"x"', b"[" * 100_000,
+        b'{"a":' * 64 + b"1" + b"}" * 64, b"\xff\xfe{}",
+        b'{"messages":[{"role":"user","content":"\\ud83d"}]}', b'{"model":"\\ud83d","messages":[]}',
+        b'{"messages":[{"role":"user","content":5}]}', b'{"messages":[{"content":"x"}]}', b'{"\\ud83d":1}',
+        b'{"messages":[{"role":"ghost","content":"x"}]}', b'{"messages":"x"}', b'{"messages":{}}', b"\0",
+        b'{"messages":[{"role":"user","content":"x"}],"synthetic":{"frames":"many"}}',
+        b'{"messages":[{"role":"user","content":"x"}],"synthetic":{"delay_ms":{"thinker":NaN}}}',
+        b'{"messages":[{"role":"user","content":"x"}],"sampling":{"ghost":{"seed":1}}}',
+        b'{"messages":[{"role":"user","content":"x"}],"audio":{"voice":"nobody"}}',
+    ],
+    ids=lambda body: repr(body[:40]),
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/tokenize"])
+def test_r63_a_malformed_body_is_a_4xx(server, path, body):
+    done = httpx.post(f"{server.url}{path}", content=body, headers={"content-type": "application/json"})
+    assert 400 <= done.status_code < 500, done.text
+    assert set(done.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_r63_another_content_type_is_a_4xx(server):
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"):
+        done = httpx.post(f"{server.url}/v1/chat/completions", content=b"a=b", headers={"content-type": content_type})
+        assert 400 <= done.status_code < 500, done.text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "李明说：“你好”🙂🙂🏽",
+        "مرحبا بالعالم",
+        "👩‍👩‍👧‍👦",
+        "e\u0301o\u0308",
+        "🙂" * 2000,
+        "nul\0 in it",
+        "${a} {{b}}",
+    ],
+    ids=lambda text: ascii(text)[:20],
+)
+def test_r64_text_comes_back_code_point_by_code_point(server, text):
+    assert says(server, {"type": "text", "text": text}) == text
+
+
+def test_r90_health_models_and_metrics_answer_get_and_head(server):
+    for path in ("/health", "/health/live", "/health/ready", "/v1/models", "/metrics", "/version"):
+        start = time.monotonic()
+        assert httpx.get(f"{server.url}{path}").status_code == 200
+        if path != "/version":
+            assert httpx.head(f"{server.url}{path}").status_code == 200
+        assert time.monotonic() - start < 2
