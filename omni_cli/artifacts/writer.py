@@ -1,7 +1,8 @@
 """Writes what requests produce into the folder of a run, as they end, and says what was written."""
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,13 @@ class ArtifactWriter:
             frames=encoded.frames,
             warnings=encoded.warnings,
         )
+
+    def lines(self, request_id: str, rows: Sequence[Mapping[str, Any]], *, output: str) -> ArtifactRecord:
+        """Writes `<output>.jsonl`, one object a line."""
+        data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        path = self._path(request_id, output, "jsonl")
+        write_bytes(path, data)
+        return self._record(path, output, "application/jsonl", data)
 
     def image(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord
 from omni_cli.artifacts.waveform import AudioCollector
@@ -10,6 +11,7 @@ from omni_cli.batch.attempt import Attempt
 from omni_cli.errors import ArtifactError, OmniError, StageFailure
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import RequestError
+from omni_cli.runtime.token_logs import TokenLog, token_logs
 
 
 class Delivery:
@@ -27,7 +29,8 @@ class Delivery:
             if output.reason is None:
                 continue
             try:
-                artifacts.append(replace(self._write(task.request_id, output), finish_reason=output.reason))
+                written = self._write(task.request_id, output)
+                artifacts += [replace(record, finish_reason=output.reason) for record in written]
             except (ArtifactError, StageFailure) as failure:
                 attempt.fail(failure)
         return self._writer.end_request(
@@ -41,17 +44,28 @@ class Delivery:
             warnings=task.notes,
         )
 
-    def _write(self, request_id: str, output: OmniOutput) -> ArtifactRecord:
+    def _write(self, request_id: str, output: OmniOutput) -> list[ArtifactRecord]:
         if output.modality == "text":
-            return self._writer.text(request_id, output.text)
+            text = self._writer.text(request_id, output.text)
+            logs = [_plain(log) for log in token_logs(output.payloads)]
+            return [text, self._writer.lines(request_id, logs, output="logprobs")] if logs else [text]
         if not output.payloads:
-            return ArtifactRecord(output=output.modality, state="empty")
+            return [ArtifactRecord(output=output.modality, state="empty")]
         collector = AudioCollector(stage=self._stages[output.modality], request_id=request_id)
         for payload in output.payloads:
             (tensor,) = payload.tensors
             rate_hz = payload.scalar("sample_rate_hz")
             collector.append(tensor.data, rate_hz=int(rate_hz), dtype=tensor.dtype, shape=tensor.shape)
-        return self._writer.audio(request_id, collector.finish(), output=output.modality)
+        return [self._writer.audio(request_id, collector.finish(), output=output.modality)]
+
+
+def _plain(log: TokenLog) -> dict[str, Any]:
+    """`token` is its text; bytes that are only a part of a character stand beside it."""
+    text = log.data.decode(errors="replace")
+    plain: dict[str, Any] = {"id": log.token, "token": text, "logprob": log.logprob}
+    if text.encode() != log.data:
+        plain["bytes"] = list(log.data)
+    return {**plain, "likely": [_plain(other) for other in log.likely]} if log.likely else plain
 
 
 def _record(error: OmniError) -> ErrorRecord:
