@@ -11,12 +11,12 @@ class Fanout:
     """Itself a listener, over any number of them, in their order."""
 
     def __init__(self, *listeners: Listener) -> None:
-        self._listeners = list(listeners)
+        self._listeners = listeners
 
     def __call__(self, source: str, event: Event) -> None:
-        for listener in tuple(self._listeners):
+        for listener in self._listeners:
             try:
                 listener(source, event)
             except Exception:
                 log.exception("a listener failed and is not called again: %r", listener)
-                self._listeners.remove(listener)
+                self._listeners = tuple(other for other in self._listeners if other is not listener)

@@ -1,4 +1,4 @@
-"""Writes every event to the run's `trace.jsonl` as it happens: a listener that only queues, and a thread that writes.
+"""Writes every event to the run's `trace.jsonl` as it happens: a listener that encodes, and a thread that writes.
 
 When the process is killed, the trace lacks the events of the last `window_s` (those of `URGENT` kinds are written at
 once, with all before them) and its last line may be torn. A full disk ends the recording with one report; nothing that
@@ -8,7 +8,6 @@ happens here can break a run or hold it up.
 import logging
 import os
 import threading
-import time
 from collections import deque
 from pathlib import Path
 
@@ -21,11 +20,6 @@ log = logging.getLogger(__name__)
 
 # What explains a failure must be on disk before anything else can go wrong.
 URGENT = frozenset({RunStarted, StageFailed, RequestFailed, ProcessDead, RunFinished})
-
-# Encoding holds the interpreter lock. A write gives it up, but is over and takes it again before an event loop that
-# waits for it has woken. So there is a pause between two slices, long enough for that: the loop waits for one at most.
-SLICE_EVENTS = 128
-PAUSE_S = 0.0002
 
 
 class Recorder:
@@ -40,9 +34,11 @@ class Recorder:
         self.events = 0
         self.problem: str | None = None
         self._window_s = window_s
-        self._pending: deque[tuple[str, Event]] = deque()
+        self._lines: deque[str] = deque()
         self._written = 0
         self._closing = False
+        self._speaking = threading.Lock()
+        self._awake = False  # the writer has been woken and has not yet looked at the queue
         self._wake = threading.Event()
         self._hurry = threading.Event()
         try:
@@ -55,11 +51,22 @@ class Recorder:
         self._thread.start()
 
     def __call__(self, source: str, event: Event) -> None:
-        self.events += 1
-        self._pending.append((source, event))
+        """Encodes the event and queues its line.
+
+        Here, where it is at hand: a moment later, in the writer's thread, it would take twice as long, the event loop
+        would wait for the interpreter meanwhile, and every payload in it would have been kept until then.
+        """
+        with self._speaking:
+            if self.problem is None:
+                try:
+                    self._lines.append(encode(source, self.events, event))
+                except Exception as error:  # a defect of the codec must cost the trace, never the run
+                    self._give_up(f"{type(error).__name__}: {error} in event {self.events}, {type(event).__name__}")
+            self.events += 1
         if type(event) in URGENT:
             self._hurry.set()
-        if not self._wake.is_set():
+        if not self._awake:
+            self._awake = True
             self._wake.set()
 
     def close(self) -> None:
@@ -76,33 +83,27 @@ class Recorder:
             # Cleared before the queue is emptied: whatever is queued from now on wakes the thread again.
             self._wake.clear()
             self._hurry.clear()
-            self._write_pending()
-        self._write_pending()
+            self._awake = False
+            self._write()
+        self._write()
         os.close(self._file)
         if self.problem is not None:
             log.error("%s: %d of %d events were not recorded", self.path, self.events - self._written, self.events)
 
-    def _write_pending(self) -> None:
-        while self._pending:
-            count = min(len(self._pending), SLICE_EVENTS)
-            events = [self._pending.popleft() for _ in range(count)]
-            if self.problem is None:
-                self._write_slice(events)
-                if self._pending and not self._hurry.is_set():
-                    time.sleep(PAUSE_S)  # a wait for `_hurry` would take 40 us of work
-
-    def _write_slice(self, events: list[tuple[str, Event]]) -> None:
+    def _write(self) -> None:
+        """Everything that has been queued until now. Gives up at the first error."""
+        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        rest = memoryview("".join(lines).encode("ascii"))
         try:
-            lines = [encode(source, n, event) for n, (source, event) in enumerate(events, self._written)]
-            rest = memoryview("".join(lines).encode("ascii"))
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            self._written += len(events)
+            self._written += len(lines)
         except OSError as error:
-            self._give_up(f"{error.strerror} after event {self._written}; free space there for the next run")
-        except Exception as error:  # a defect of the codec must cost the trace, never the run
-            self._give_up(f"{type(error).__name__}: {error} in events {self._written} to {self._written + len(events)}")
+            with self._speaking:
+                self._give_up(f"{error.strerror} after event {self._written}; free space there for the next run")
+                self._lines.clear()  # nothing may follow a gap
 
     def _give_up(self, why: str) -> None:
-        self.problem = f"{self.path}: the recording ended: {why}"
-        log.error("%s", self.problem)
+        if self.problem is None:
+            self.problem = f"{self.path}: the recording ended: {why}"
+            log.error("%s", self.problem)

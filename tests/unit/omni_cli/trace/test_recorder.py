@@ -1,6 +1,7 @@
 import json
 import logging
 import os
+import sys
 import threading
 
 import pytest
@@ -10,7 +11,8 @@ from omni_cli.runtime.events import ProcessDead
 from omni_cli.trace import recorder as module
 from omni_cli.trace.reader import TraceReader
 from omni_cli.trace.recorder import Recorder
-from stages.events import InputReady
+from stages.events import InputReady, OutputProduced
+from stages.payload import PayloadRef
 
 LONG_S = 3600.0  # a window that never ends by itself in a test
 
@@ -133,3 +135,47 @@ def test_lines_are_json_for_every_other_reader(tmp_path):
     recorder.close()
     (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert json.loads(line) == {"kind": "input_ready", "src": "thinker.0", "n": 0, "t": 1, "uid": 1, "prompt_tokens": 0}
+
+
+def test_after_a_failed_write_nothing_follows_the_gap(tmp_path, monkeypatch):
+    """The disk is full once, and has room again: what comes then would look like a whole trace with events missing."""
+    write, failed, second = os.write, threading.Event(), threading.Event()
+
+    def full_once(fd: int, data: memoryview) -> int:
+        if not failed.is_set():
+            recorder("thinker.0", ready(2))  # queued while the write fails
+            failed.set()
+            raise OSError(28, "No space left on device")
+        second.set()
+        return write(fd, data)
+
+    monkeypatch.setattr(module.os, "write", full_once)
+    recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.001)
+    recorder("thinker.0", ready(1))
+    assert failed.wait(10)
+    recorder("thinker.0", ready(3))
+    recorder.close()
+    assert not second.is_set()
+    assert (tmp_path / "trace.jsonl").read_bytes() == b""
+    assert recorder.events == 3
+
+
+def test_what_came_before_an_event_that_cannot_be_written_is_kept(tmp_path):
+    recorder = Recorder(tmp_path / "trace.jsonl", window_s=LONG_S)
+    recorder("thinker.0", ready(1))
+    recorder("thinker.0", "not an event")  # type: ignore[arg-type]
+    recorder("thinker.0", ready(2))
+    recorder.close()
+    assert [line.event for line in TraceReader(tmp_path / "trace.jsonl")] == [ready(1)]
+    assert recorder.events == 3
+
+
+def test_a_payload_is_not_kept_until_it_is_written(tmp_path):
+    recorder = Recorder(tmp_path / "trace.jsonl", window_s=LONG_S)
+    event = OutputProduced(
+        uid=1, t_ns=1, modality="audio", seq=0, units=1, eos=True, ref=PayloadRef(tensors=(), meta=(), nbytes=0)
+    )
+    held = sys.getrefcount(event)
+    recorder("code2wav.0", event)
+    assert sys.getrefcount(event) == held
+    recorder.close()
