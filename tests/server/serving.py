@@ -64,8 +64,12 @@ class Server:
 
 @contextmanager
 def serving(*words: str, cwd: Path, clean: bool = True) -> Iterator[Server]:
-    """A server of the synthetic recipe on a free port; if `clean`, its log has no traceback and its trace no fault."""
-    process = start("serve", "recipe=synthetic", "serve.port=0", *words, cwd=cwd)
+    """A server on a free port, of the synthetic recipe unless another is named.
+
+    If `clean`, its log has no traceback and its trace no fault.
+    """
+    recipe = () if any(word.startswith("recipe=") for word in words) else ("recipe=synthetic",)
+    process = start("serve", *recipe, "serve.port=0", *words, cwd=cwd)
     server = Server(process=process, cwd=cwd)
     try:
         for line in process.stderr:

@@ -1,6 +1,7 @@
 """Who is let in, how much may be sent, where media may come from: the server without stages, in this process."""
 
 import asyncio
+import base64
 from collections.abc import AsyncGenerator, Callable
 
 import httpx
@@ -17,6 +18,7 @@ from omni_cli.server.errors import ApiError
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
+from tests.unit.omni_cli.inputs.media_samples import sound, tone
 
 
 class EchoEngine:
@@ -106,6 +108,19 @@ def test_what_nobody_expected_is_a_500_without_details():
     done = ask(app(error=ZeroDivisionError("the secret of the house")), "POST", PATH, json=CHAT)
     assert (done.status_code, done.json()["error"]["code"]) == (500, "internal_error")
     assert "secret" not in done.text
+
+
+def test_r34_a_recording_beyond_the_limit_is_refused_with_the_seconds():
+    def heard(seconds: float) -> httpx.Response:
+        data = base64.b64encode(sound(tone(seconds, 16_000), 16_000)).decode()
+        part = {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}}
+        body = {**CHAT, "messages": [{"role": "user", "content": [part, {"type": "text", "text": "what?"}]}]}
+        return ask(app("serve.max_audio_s=1.0"), "POST", PATH, json=body)
+
+    assert heard(0.9).status_code == 200
+    refused = heard(1.5)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "messages[0].content[0]")
+    assert "1.5" in refused.json()["error"]["message"]
 
 
 def test_prompts_are_logged_only_if_asked_for(caplog):
