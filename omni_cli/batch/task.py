@@ -17,6 +17,7 @@ from omni_cli.inputs.conversation import Conversation, from_messages, from_promp
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
+from stages.models.registry import contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ class Task:
         """The same task, or a failed one if this plan cannot do what it asks for."""
         if self.line is None:
             return self
-        problems = [*request_problems(plan, self.line.request), *_unwritten(self.line.request)]
+        problems = [*request_problems(plan, self.line.request), *_unreported(self.line.request, plan)]
         if not problems:
             return self
         return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
@@ -130,9 +131,10 @@ def _digest(line: RequestLine, outputs: Sequence[str], talk: Conversation) -> st
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def _unwritten(request: RequestConfig) -> Iterator[Problem]:
-    """What a stage could report and a run folder has no place for."""
+def _unreported(request: RequestConfig, plan: ExecutionPlan) -> Iterator[Problem]:
+    """What a stage is asked to report and cannot."""
+    stages = contract(plan.family).stages
     for stage, sampling in request.sampling.items():
-        if sampling.logprobs is not None:
-            message = "log probabilities are not written by `omni run`; leave it out"
+        if sampling.logprobs is not None and not stages[stage].logprobs:
+            message = f"{stage} reports no log probabilities; leave it out"
             yield Problem(key=f"sampling.{stage}.logprobs", message=message)

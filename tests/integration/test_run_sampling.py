@@ -2,7 +2,9 @@
 
 import json
 
-from tests.integration.cli import batch, check_trace, leaves_nothing
+import pytest
+
+from tests.integration.cli import batch, check_trace, leaves_nothing, omni
 
 
 def test_stops_and_log_probabilities(tmp_path):
@@ -33,3 +35,12 @@ def test_stops_and_log_probabilities(tmp_path):
     by_output = {record["output"]: record for record in ended.results["plain"]["artifacts"]}
     assert set(by_output) == {"text", "logprobs"}
     assert by_output["logprobs"]["path"] == "plain/logprobs.jsonl"
+
+
+@pytest.mark.parametrize(("recipe", "stage"), [("qwen3_omni", "talker"), ("synthetic", "thinker")])
+def test_a_stage_that_reports_nothing_says_so(tmp_path, recipe, stage):
+    words = (f"recipe={recipe}", f"request.sampling.{stage}.logprobs=2", "--prompt", "hi")
+    ended = omni("run", *words, cwd=tmp_path)
+    assert ended.code == 2
+    assert f"sampling.{stage}.logprobs" in ended.err
+    assert f"{stage} reports no log probabilities" in ended.err

@@ -103,7 +103,12 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         name="qwen3_omni",
         stages={
             "thinker": StageContract(
-                execution_type="llm_ar", outputs=("text",), sampled=True, memory_share=8, tuning=_LANGUAGE
+                execution_type="llm_ar",
+                outputs=("text",),
+                sampled=True,
+                logprobs=True,
+                memory_share=8,
+                tuning=_LANGUAGE,
             ),
             "talker": StageContract(
                 execution_type="llm_ar",
