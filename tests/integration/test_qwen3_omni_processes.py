@@ -12,6 +12,8 @@ import torch
 from omni_cli.config.load import load_config
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
+from omni_cli.runtime.events import Event
+from stages.events import StepDone
 from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.engine_run import EngineRun, greedy_request, run_requests
 from tests.integration.qwen3_omni_reference import Reference
@@ -19,6 +21,15 @@ from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING
 
 TEXT_TOKENS, CODEC_TOKENS = 20, 48
 BITWISE = "deploy.stages.code2wav.decode=transformers"
+SCARCE = {
+    "thinker": ("kv_block_tokens=1", "kv_blocks=120", "step_tokens=24"),  # the longest answer has 114 tokens
+    "talker": ("kv_block_tokens=4", "kv_blocks=60", "step_tokens=24"),
+}
+EDGES: dict[str, tuple[str, ...]] = {
+    "as shipped": (),
+    "complete": ("pipeline.stages.talker.inputs.thinker=complete", "pipeline.stages.code2wav.inputs.talker=complete"),
+    "preempted": tuple(f"deploy.stages.{stage}.{key}" for stage, keys in SCARCE.items() for key in keys),
+}
 ask = partial(greedy_request, text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
 
 
@@ -27,14 +38,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
 
 
-@pytest.fixture(scope="module")
-def run(folder: Path) -> EngineRun:
-    plan = build_plan(load_config(["recipe=qwen3_omni", f"model.path={folder}", BITWISE]), Inventory())
+@pytest.fixture(scope="module", params=EDGES.values(), ids=EDGES)
+def run(folder: Path, request: pytest.FixtureRequest) -> EngineRun:
+    words = ["recipe=qwen3_omni", f"model.path={folder}", BITWISE, *request.param]
+    plan = build_plan(load_config(words), Inventory())
     asked = [ask(name, conversation) for name, conversation in CONVERSATIONS.items()]
     asked.append(ask("text alone", CONVERSATIONS["text"], outputs=("text",)))
     asked.append(ask("empty", [("user", [*SILENCING, "both"])]))
     asked.append(ask("no user", [("system", ["Say hello."])]))
-    return run_requests(plan, asked)
+    preempted = 0
+
+    def listener(source: str, event: Event) -> None:
+        nonlocal preempted
+        if isinstance(event, StepDone):
+            preempted += len(event.preempted)
+
+    found = run_requests(plan, asked, listener)
+    assert bool(preempted) == (request.param == EDGES["preempted"])
+    return found
 
 
 @pytest.fixture(scope="module")
