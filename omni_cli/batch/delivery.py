@@ -30,7 +30,9 @@ class Delivery:
                 continue
             try:
                 written = self._write(task.request_id, output)
-                artifacts += [replace(record, finish_reason=output.reason) for record in written]
+                for record in written:
+                    reason = "empty" if record.state == "empty" else output.reason
+                    artifacts.append(replace(record, finish_reason=reason))
             except (ArtifactError, StageFailure) as failure:
                 attempt.fail(failure)
         return self._writer.end_request(

@@ -21,6 +21,12 @@ def remaining(state: RunState) -> list[Task]:
     """
     _require_plan(state.folder, state.plan)
     done = finished(state.folder)
+    foreign = sorted(done.keys() - {task.request_id for task in state.tasks})
+    if foreign:
+        raise ConfigError(
+            f"{state.folder.path}: holds requests that this command does not have ({', '.join(foreign[:5])}); "
+            "resume it with the command that made it"
+        )
     todo = []
     for task in state.tasks:
         record = done.get(task.request_id)

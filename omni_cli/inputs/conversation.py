@@ -87,6 +87,8 @@ class ConversationBuilder:
         return Part(kind=kind, media=name, fps=fps)
 
     def finish(self, messages: Sequence[ChatMessage], label: str) -> Conversation:
+        if all(message.role != "user" for message in messages):
+            raise InputError(f"{label}: has no turn of the user", param=label)
         texts = [part.text for message in messages if message.role == "user" for part in message.parts]
         require_content(texts, media_count=len(self.tensors), label=label)
         return Conversation(
