@@ -14,6 +14,11 @@ def paged_attention(
     tokens. Token i of a row with n tokens and kv length l sees the first l - n + i + 1 positions of its row, and of no
     other. Head h reads kv head h // (heads // kv_heads).
     """
+    if q.is_cuda:
+        from stages.kernels.cuda.attention import paged_attention as kernels
+
+        done: torch.Tensor = kernels(q.contiguous(), k_cache, v_cache, layout, scale)
+        return done
     return _torch_attention(q, k_cache, v_cache, layout, scale)
 
 

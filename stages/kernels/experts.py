@@ -15,6 +15,11 @@ def experts(
     `hidden` [T, h]; `gate_up` [E, 2i, h], the gate's rows first; `down` [E, h, i]; `ids` [T, k] int64, the experts of
     each token, all different; `weights` [T, k].
     """
+    if hidden.is_cuda:
+        from stages.kernels.cuda.experts import experts as kernels
+
+        done: torch.Tensor = kernels(hidden.contiguous(), gate_up, down, ids.contiguous(), weights.contiguous())
+        return done
     if len(gate_up) <= _DENSE * ids.shape[1]:
         return _dense(hidden, gate_up, down, ids, weights)
     return _one_by_one(hidden, gate_up, down, ids, weights)

@@ -34,7 +34,12 @@ def fuse_layers(decoder: Any) -> list["FusedLayer"]:
 
     Raises TypeError for a layer that is not of this kind.
     """
-    fused = [FusedLayer(layer) for layer in decoder.layers]
+    fused = []
+    for layer in decoder.layers:
+        fused.append(FusedLayer(layer))
+        if torch.cuda.is_available():
+            # What a layer had before it was merged does not fit the next one: without this it would pile up.
+            torch.cuda.empty_cache()
     for index, layer in enumerate(fused):
         layer.next_norm = fused[index + 1].norm if index + 1 < len(fused) else decoder.norm
         decoder.layers[index] = layer

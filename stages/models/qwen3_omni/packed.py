@@ -32,15 +32,15 @@ class PagedStep:
     """Packed rows (batch 1) over a paged cache."""
 
     def __init__(self, cache: PagedCache, layout: StepLayout) -> None:
-        self._cache = cache
-        self._layout = layout
+        self.cache = cache
+        self.layout = layout
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        cache = self._cache
-        cache.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), self._layout.slots)
-        return paged_attention(query[0].transpose(0, 1), cache.keys[layer], cache.values[layer], self._layout, scale)[
+        cache = self.cache
+        cache.write(layer, key[0].transpose(0, 1), value[0].transpose(0, 1), self.layout.slots)
+        return paged_attention(query[0].transpose(0, 1), cache.keys[layer], cache.values[layer], self.layout, scale)[
             None
         ]
 
@@ -70,10 +70,14 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
 
 
 class PackedDecoder:
-    """A decoder stack of transformers. From now on it works through this class alone."""
+    """A decoder stack of transformers. From now on it works through this class alone, on CUDA by fused layers."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
+        if next(decoder.parameters()).is_cuda:
+            from stages.kernels.cuda.layers import fuse_layers
+
+            fuse_layers(decoder)
         decoder.config._attn_implementation = ATTENTION
         # The kernel computes SiLU; a model with another activation keeps transformers' experts.
         if getattr(decoder.config, "hidden_act", None) == "silu":

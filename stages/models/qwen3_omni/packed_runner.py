@@ -65,6 +65,7 @@ class PackedRunner(StageRunner[State]):
     _tables: BlockTables
     _slots: Slots
     _sampler: Sampler
+    _most_blocks: int
 
     def _open_cache(self, decoder: Any, source: Source, *, context: int) -> None:
         """`decoder` is its configuration; `context` the most tokens of a sequence."""
@@ -92,6 +93,8 @@ class PackedRunner(StageRunner[State]):
         self._cache = PagedCache(blocks=blocks, device=source.device, **sizes)
         self._tables = BlockTables(tokens)
         self._slots = Slots(spec.max_batch)
+        # The longest sequence's blocks; a step of a fixed size has room for as many in each row.
+        self._most_blocks = min(blocks, -(-context // tokens))
 
     def _room(self, device: torch.device) -> int:
         """Bytes that the cache may take."""

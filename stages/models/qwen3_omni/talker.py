@@ -4,7 +4,7 @@ Knows codes, positions and slots; neither requests nor sampling of the first cod
 tensors, the code predictor included: no shape or branch depends on their contents and nothing is read back.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -13,6 +13,9 @@ from stages.models.qwen3_omni.packed import PackedDecoder, PagedStep
 from stages.models.qwen3_omni.talker_prompt import PromptBuilder
 from stages.runners.kv_cache import PagedCache, StepLayout
 from stages.runners.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from stages.models.qwen3_omni.fused_predictor import FusedCodePredictor
 
 
 class Talker:
@@ -37,9 +40,10 @@ class Talker:
         self._embedding = module.get_input_embeddings()
         self._head = module.codec_head
         self._decoder = PackedDecoder(module.model)
-        self._last = table.new_zeros(slots, table.shape[-1])
+        # One more, for the padding rows of a step of a fixed size.
+        self._last = table.new_zeros(slots + 1, table.shape[-1])
         self.prompts = PromptBuilder(module, table, config)
-        self.predictor = CodePredictor(module.code_predictor, slots, params=predictor, device=table.device)
+        self.predictor = _predictor(module.code_predictor, slots, predictor, table.device)
 
     def decode(
         self,
@@ -98,3 +102,14 @@ class Talker:
 
     def restore(self, slot: int, hidden: torch.Tensor) -> None:
         self._last[slot] = hidden
+
+
+def _predictor(
+    module: Any, slots: int, params: SamplingParams, device: torch.device
+) -> "CodePredictor | FusedCodePredictor":
+    """The one for the device; both are called alike."""
+    if device.type == "cuda":
+        from stages.models.qwen3_omni.fused_predictor import FusedCodePredictor
+
+        return FusedCodePredictor(module, slots, params=params, device=device)
+    return CodePredictor(module, slots, params=params, device=device)

@@ -11,6 +11,7 @@ import torch
 from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
 from stages.messages import Sampling, StageRequest
+from stages.models.qwen3_omni.decode_graphs import TalkerGraphs
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
 from stages.models.qwen3_omni.modules import Source, talker_module, thinker_embedding
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
@@ -88,6 +89,11 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
             end_tokens=(self._end_code,),
         )
         self._talker = Talker(module, table, self._cache, config, slots=slots, predictor=CODE_PREDICTOR)
+        self._graphs = None
+        if source.device.type == "cuda" and self._spec.tuning.graphs:
+            self._graphs = TalkerGraphs(
+                self._talker, self._cache, rows=slots, blocks=self._most_blocks, spare=slots, graphs=True
+            )
         self._defaults = sampling_defaults(self._folder, "talker")
         return held + int(table.numel() * table.element_size())
 
@@ -104,6 +110,9 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         tokens = self.prompt_tokens(-1)
         blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
         self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.graphs.capture()
         self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
         self.end(-1)
 
@@ -190,7 +199,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         logits, codes = None, None
         if frames is not None and layout.max_query == 1 and len(going_on) == len(rows):
             positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
-            logits, codes = self._talker.decode(
+            logits, codes = (self._graphs or self._talker).decode(
                 frames.first,
                 frames.text,
                 frames.slots,

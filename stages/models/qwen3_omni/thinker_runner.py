@@ -10,6 +10,7 @@ import torch
 from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
 from stages.messages import ChatMessage, Part, StageRequest
+from stages.models.qwen3_omni.decode_graphs import ThinkerGraphs
 from stages.models.qwen3_omni.defaults import sampling_defaults
 from stages.models.qwen3_omni.encoders import FeatureCache, Features, Medium
 from stages.models.qwen3_omni.logprobs import TokenReport, log_payload, reports
@@ -71,6 +72,11 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         )
         accept_layer = int(config.talker_config.accept_hidden_layer)
         self._thinker = Thinker(module, self._cache, accept_layer=accept_layer, device=source.device)
+        self._graphs = None
+        if source.device.type == "cuda" and self._spec.tuning.graphs:
+            self._graphs = ThinkerGraphs(
+                self._thinker, self._cache, rows=self._spec.max_batch, blocks=self._most_blocks, graphs=True
+            )
         self._features = FeatureCache(_FEATURE_BYTES)
         self._counts = {"encoded_media": 0, "reused_media": 0}
         self._processor = load_processor(self._folder, config, dummy=source.dummy)
@@ -84,11 +90,15 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         tokens = self.prompt_tokens(-1)
         blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
         self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
+        if self._graphs is not None:
+            with torch.inference_mode():
+                self._graphs.graphs.capture()
         self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
         self.end(-1)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
-        return tuple((name, count) for name, count in self._counts.items() if count)
+        replays = self._graphs.graphs.replays if self._graphs is not None else 0
+        return tuple((name, count) for name, count in (*self._counts.items(), ("graph_replays", replays)) if count)
 
     def _open(self, request: StageRequest) -> ThinkerRequest:
         if not request.conversation:
@@ -174,7 +184,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         layout = self._layout(rows)
         if layout.max_query == 1 and all(row.start >= len(_prompt(self._states[row.uid])) for row in rows):
             ids, positions = self._single(rows)
-            logits = self._thinker.decode(ids, positions, layout)
+            logits = (self._graphs or self._thinker).decode(ids, positions, layout)
         else:
             hidden = self._chunks(rows, layout)
             places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
