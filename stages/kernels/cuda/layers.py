@@ -11,11 +11,14 @@ from torch import nn
 
 from stages.kernels.cuda.attention import decode, paged_attention
 from stages.kernels.cuda.experts import experts_of_row, experts_of_rows, tile_rows
-from stages.kernels.cuda.linear import FEW_ROWS, gated_products, matvec, products
+from stages.kernels.cuda.linear import gated_products, matvec, products
 from stages.kernels.cuda.norm import add_norm, rms_norm
 from stages.kernels.cuda.rope import rope_and_cache
-from stages.kernels.cuda.router import route, route_few
+from stages.kernels.cuda.router import FEW_ROWS, route, route_few
 from stages.runners.kv_cache import PagedCache, StepLayout
+
+# Logits in a row are a multiple of this.
+_ALIGNED = 16
 
 
 class PagedRows(Protocol):
@@ -110,7 +113,9 @@ class FusedExperts:
         self._gate_up, self._down = block.experts.gate_up_proj, block.experts.down_proj
         always = 0
         if hasattr(block, "shared_expert"):
-            self._router = merge(gate, block.shared_expert_gate)
+            # Padded, so that a row of logits is aligned whatever comes behind the routed experts'.
+            gates = nn.functional.pad(block.shared_expert_gate.weight, (0, 0, 0, _ALIGNED - 1))
+            self._router = torch.cat((gate.weight, gates))
             always = self._append(block.shared_expert)
             # The layer's own parameters are no second copy.
             block.experts.gate_up_proj.data = self._gate_up[: gate.num_experts]

@@ -69,9 +69,9 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids [T, top + always] int32 and weights [T, top + always] float32 of each row's experts.
 
-    The logits are the sum of `parts` [S, T, experts], the weights their softmax, with `renorm` over the chosen. The
-    `always` experts follow the routed ones in number, each with the weight sigmoid(logits[:, experts]), then the last
-    column. Rows whose `slots` [T] are not below `end` are padding: they have no experts, their ids are -1.
+    The logits are the sum of `parts` [S, T, experts or more], the weights their softmax, with `renorm` over the chosen.
+    The `always` experts follow the routed ones in number, each with the weight sigmoid(logits[:, experts]). Rows whose
+    `slots` [T] are not below `end` are padding: they have no experts, their ids are -1.
     """
     rows = parts.shape[1]
     choices = top + always
@@ -86,7 +86,7 @@ def route(
         end,
         EXPERTS=experts,
         ALWAYS=always,
-        GATES=int(always > 0),
+        GATES=parts.shape[2] - experts,
         TOP=top,
         RENORM=renorm,
         SPLIT=parts.shape[0],
@@ -95,6 +95,10 @@ def route(
         num_warps=1,
     )
     return ids, weights
+
+
+# More rows than these do not fit the registers of one program.
+FEW_ROWS = 32
 
 
 @triton.jit(do_not_specialize=["rows", "tiles_total"])
@@ -158,7 +162,6 @@ def _route_few(
         shared = ((c >= TOP) & (c < CHOICES))[None, :]
         chosen = tl.where(shared, EXPERTS + c[None, :] - TOP, chosen)
         weight = tl.where(shared, tl.sigmoid(gate)[:, None], weight)
-        taken = tl.where(((e >= EXPERTS) & (e < EXPERTS + ALWAYS))[None, :], 1, taken)
     live = (tl.load(slots + r, mask=r < rows, other=end) < end) & (r < rows)
     chosen = tl.where(live[:, None], chosen, -1)
     taken = tl.where(live[:, None], taken, 0)
@@ -170,7 +173,7 @@ def _route_few(
     total = tl.sum(taken, 0)
     offset = tl.cumsum(total, 0) - total
     position = tl.cumsum(taken, 0) - taken + offset[None, :]
-    for choice in tl.static_range(CHOICES):
+    for choice in tl.static_range(TOP):
         expert = tl.sum(tl.where((c == choice)[None, :], chosen, 0), 1)
         place = tl.sum(tl.where(e[None, :] == expert[:, None], position, 0), 1)
         tl.store(order + place, r * CHOICES + choice, mask=live)
@@ -182,9 +185,25 @@ def _route_few(
         tl.store(to + 1, offset + tile * BLOCK_M, mask=tile < count)
         tl.store(to + 2, offset + total, mask=tile < count)
     used = tl.sum(count, 0)
+    # The experts that every row takes come last, each with all rows: no need to sort them.
+    if ALWAYS > 0:
+        everyone = live.to(tl.int32)
+        number = tl.sum(everyone, 0)
+        rank = tl.cumsum(everyone, 0) - everyone
+        routed = tl.sum(total, 0)
+        t = tl.arange(0, BLOCK_T)
+        needed = (number + BLOCK_M - 1) // BLOCK_M
+        for extra in tl.static_range(ALWAYS):
+            first = routed + extra * number
+            tl.store(order + first + rank, r * CHOICES + TOP + extra, mask=live)
+            to = tiles + (used + t) * 3
+            tl.store(to, tl.full((BLOCK_T,), EXPERTS + extra, tl.int32), mask=t < needed)
+            tl.store(to + 1, first + t * BLOCK_M, mask=t < needed)
+            tl.store(to + 2, tl.zeros((BLOCK_T,), tl.int32) + first + number, mask=t < needed)
+            used += needed
     for start in range(0, tiles_total, BLOCK_T):
-        t = start + tl.arange(0, BLOCK_T)
-        tl.store(tiles + t * 3, tl.full((BLOCK_T,), -1, tl.int32), mask=(t >= used) & (t < tiles_total))
+        rest = start + tl.arange(0, BLOCK_T)
+        tl.store(tiles + rest * 3, tl.full((BLOCK_T,), -1, tl.int32), mask=(rest >= used) & (rest < tiles_total))
 
 
 def route_few(
@@ -198,7 +217,7 @@ def route_few(
     renorm: bool,
     always: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, Grouping]:
-    """`route`, and `grouping.group` of what it found, for a few rows."""
+    """`route`, and `grouping.group` of what it found, for `FEW_ROWS` at most."""
     rows = parts.shape[1]
     choices = top + always
     device = parts.device
@@ -219,12 +238,12 @@ def route_few(
         len(plan.tiles),
         EXPERTS=experts,
         ALWAYS=always,
-        GATES=int(always > 0),
+        GATES=parts.shape[2] - experts,
         TOP=top,
         RENORM=renorm,
         SPLIT=parts.shape[0],
         BLOCK_R=block_r,
-        BLOCK_E=power_of_two(experts + always),
+        BLOCK_E=power_of_two(experts),
         BLOCK_C=power_of_two(choices),
         BLOCK_M=block_m,
         BLOCK_T=64,

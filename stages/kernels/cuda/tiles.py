@@ -10,9 +10,6 @@ Tile = dict[str, int]
 # float32 stays float32 on the tensor cores; for 16-bit operands the word has no effect.
 PRECISION = {torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32"}
 
-# Programs that are enough for every multiprocessor to have weights in flight.
-_BUSY = 256
-
 
 def power_of_two(size: int) -> int:
     """The smallest power of two that is at least `size`."""
@@ -30,18 +27,21 @@ def matvec_tiles(n: int, k: int, *, gated: bool) -> Tile:
 
 def product_tiles(rows: int, n: int, k: int) -> tuple[Tile, int]:
     """Of a few rows times weight [n, k], and into how many parts k is split."""
-    block_m = max(16, power_of_two(rows))
-    block_n = 16 if n <= 256 else 32
-    split = 1
-    while split < 8 and cdiv(n, block_n) * split < _BUSY and k // (2 * split) >= 256:
-        split *= 2
-    block_k = min(512, max(16, power_of_two(cdiv(k, split))))
-    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": 4, "num_stages": 3}, split
+    split = power_of_two(max(1, min(8, k // 256)))
+    block_k = min(256, max(16, power_of_two(cdiv(k, split))))
+    block_n, stages = (64 if n > 256 else 32), 3
+    if block_k == 256 and (k % (split * block_k) or (rows > 16 and n > 4096)):
+        block_k, stages = 128, 4
+        block_n = 64 if n > 1024 else 32
+    tile = {"BLOCK_N": block_n, "BLOCK_K": block_k, "num_warps": 4, "num_stages": stages}
+    return {"BLOCK_M": max(16, power_of_two(rows)), **tile}, split
 
 
 def gated_tiles(rows: int, n: int, k: int) -> Tile:
     """Of a few rows times a gated weight [2 * n, k]."""
-    return {"BLOCK_M": max(16, power_of_two(rows)), "BLOCK_N": 16, "BLOCK_K": 128, "num_warps": 2, "num_stages": 4}
+    block_n, warps = (32, 4) if rows <= 16 else (16, 2)
+    block_m = max(16, power_of_two(rows))
+    return {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 256, "num_warps": warps, "num_stages": 3}
 
 
 def gate_up_row_tiles(inner: int, h: int) -> Tile:

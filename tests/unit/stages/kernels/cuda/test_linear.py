@@ -17,7 +17,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 def test_one_row(k: int, n: int, device: torch.device) -> None:
-    x, weight = torch.randn(1, k, device=device), torch.randn(2 * n, k, device=device)
+    x, weight = torch.randn(1, k, device=device), torch.randn(2 * n, k, device=device) / k**0.5
     norm, residual = torch.rand(k, device=device) + 0.5, torch.randn(1, 2 * n, device=device)
     torch.testing.assert_close(matvec(x, weight), x @ weight.T, rtol=1e-4, atol=1e-4)
     expected = normed(x, norm) @ weight.T
@@ -31,7 +31,7 @@ def test_one_row(k: int, n: int, device: torch.device) -> None:
 @pytest.mark.parametrize("rows", [2, 20, FEW_ROWS + 1])
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 def test_rows(rows: int, k: int, n: int, device: torch.device) -> None:
-    x, weight = torch.randn(rows, k, device=device), torch.randn(2 * n, k, device=device)
+    x, weight = torch.randn(rows, k, device=device), torch.randn(2 * n, k, device=device) / k**0.5
     expected = x @ weight.T
     parts = products(x, weight)
     torch.testing.assert_close(parts.float().sum(0), expected, rtol=1e-4, atol=1e-4)
