@@ -30,7 +30,7 @@ from stages.messages import REQUEST
 if TYPE_CHECKING:
     from stages.connectors.base import ConnectorReader, ConnectorWriter
 
-SEGMENTS = re.compile(r"omni-[0-9a-f]{8}-\d+")
+SEGMENTS = re.compile(r"omni-[0-9a-f]{8,}-[\w-]+")
 
 
 class Rings:
