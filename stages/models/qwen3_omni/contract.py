@@ -25,7 +25,7 @@ _MEDIA_BYTES = 256 << 20
 # default ring is twice as large and bfloat16 half, so that four times as many pass.
 _MEDIA_TOKENS = 4096
 _COMPLETE = InputContract(modes=("complete",))
-_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, compile="none", graphs=True)
+_LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, graphs=True)
 
 # Any one file of a line will do.
 _TEXT_FILES = (
@@ -123,7 +123,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 inputs={"talker": InputContract(modes=("incremental", "complete"))},
                 outputs=("audio",),
                 max_units_a_row=CHUNK_FRAMES,
-                tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", compile="none", graphs=True),
+                tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact"),
             ),
         },
         media=("image", "audio", "video"),
