@@ -17,7 +17,7 @@ def read_tasks(path: str, loaded: LoadedConfig) -> tuple[Task, ...]:
 
     Raises InputError if the file cannot be read, or no line of it is a valid request.
     """
-    text = read_text(path, "batch file", limits=_LIMITS)
+    text = read_text(path, "batch file", limits=_LIMITS, errors="surrogateescape")
     lines = {number: line for number, line in enumerate(text.split("\n"), start=1) if line.strip()}
     values = {number: _parse(line) for number, line in lines.items()}
     names = _names(values)
@@ -75,6 +75,10 @@ def _task(value: object, where: str, name: str, loaded: LoadedConfig) -> Task:
 def _parse(line: str) -> object:
     """A line's value, or the InputError that it is."""
     try:
+        line.encode()
         return parse_json(line)
+    except UnicodeEncodeError as error:  # a byte that did not decode stands there as a surrogate
+        byte = len(line[: error.start].encode())
+        return InputError(f"is not UTF-8 text (byte {byte}): save it as UTF-8")
     except InputError as error:
         return error

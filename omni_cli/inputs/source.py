@@ -6,6 +6,7 @@ check. It does not look at the content.
 
 import hashlib
 import os
+import select
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from omni_cli.errors import InputError
 
 Noun = Literal["image", "audio", "video", "text"]
 Media = Path | bytes
+
+_WRITER_WAIT_S = 10.0  # for the program at the other end of a named pipe to be started
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +58,12 @@ def open_source(media: Media, *, noun: Noun, label: str | None, max_bytes: int) 
 
 def _read(path: str, label: str, max_bytes: int) -> bytes:
     try:
-        with open(path, "rb") as file:
+        # Opening a pipe that nobody writes to would otherwise wait for ever.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
+            if stat.S_ISFIFO(status.st_mode):
+                _await_writer(file.fileno(), label)
+            os.set_blocking(file.fileno(), True)
             if stat.S_ISREG(status.st_mode) and status.st_size > max_bytes:
                 raise InputError(f"{label}: {_too_large(status.st_size, max_bytes)}")
             # One byte more than allowed: a pipe or a device declares no size, and must not fill the memory.
@@ -65,6 +72,19 @@ def _read(path: str, label: str, max_bytes: int) -> bytes:
         raise InputError(f"{label}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a path with a NUL character
         raise InputError(f"{label}: is not a path: {error}") from error
+
+
+def _await_writer(pipe: int, label: str) -> None:
+    """Returns when there is something to read, or somebody has the other end open: who writes may be slow."""
+    waiting = select.poll()
+    waiting.register(pipe, select.POLLIN)
+    if waiting.poll(_WRITER_WAIT_S * 1000):
+        return
+    try:
+        os.read(pipe, 1)  # of a pipe without a writer the end, of one with a writer BlockingIOError
+    except BlockingIOError:
+        return
+    raise InputError(f"{label}: is a pipe, and nobody has opened it to write for {_WRITER_WAIT_S:g} s")
 
 
 def _too_large(size: int, max_bytes: int) -> str:

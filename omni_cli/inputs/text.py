@@ -13,22 +13,26 @@ from omni_cli.inputs.limits import InputLimits
 from omni_cli.inputs.source import Media, open_source
 
 
-def decode_text(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> str:
-    """The text of a file or of bytes; a leading byte order mark is dropped. Raises InputError."""
+def decode_text(
+    media: Media, *, label: str | None = None, limits: InputLimits | None = None, errors: str = "strict"
+) -> str:
+    """The text of a file or of bytes; a leading byte order mark is dropped. `errors` is that of `bytes.decode`.
+
+    Raises InputError.
+    """
     limits = limits or InputLimits()
     source = open_source(media, noun="text", label=label, max_bytes=limits.max_text_bytes)
     try:
-        return source.data.decode("utf-8-sig")
+        return source.data.decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         raise source.refuse(f"is not UTF-8 text (byte {error.start}): save it as UTF-8") from error
 
 
-def read_text(path: str, noun: str, *, limits: InputLimits | None = None) -> str:
-    """The text of the file at `path`, which messages call by `noun` and its absolute path; `-` is stdin. Raises
-    InputError."""
+def read_text(path: str, noun: str, *, limits: InputLimits | None = None, errors: str = "strict") -> str:
+    """As `decode_text`: of the file at `path`, which messages call by `noun` and its absolute path; `-` is stdin."""
     if path == "-":
-        return decode_text(sys.stdin.buffer.read(), label="stdin", limits=limits)
-    return decode_text(Path(path), label=f"{noun} {Path(path).absolute()}", limits=limits)
+        return decode_text(sys.stdin.buffer.read(), label="stdin", limits=limits, errors=errors)
+    return decode_text(Path(path), label=f"{noun} {Path(path).absolute()}", limits=limits, errors=errors)
 
 
 def require_content(texts: Iterable[str | None], *, media_count: int, label: str) -> None:

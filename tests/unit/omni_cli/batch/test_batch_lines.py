@@ -62,6 +62,14 @@ def test_a_bad_line_fails_alone_and_shortly(tmp_path, line, said):
     assert good.error is None
 
 
+def test_a_byte_that_is_not_utf_8_spoils_its_line_alone(tmp_path):
+    path = tmp_path / "batch.jsonl"
+    path.write_bytes('{"prompt": "first"}\n{"prompt": "é'.encode() + b'\xff"}\n{"prompt": "third"}\n')
+    first, bad, third = read_tasks(str(path), LOADED)
+    assert (bad.where, str(bad.error)) == (f"{path}:2", "is not UTF-8 text (byte 14): save it as UTF-8")
+    assert first.error is third.error is None
+
+
 def test_a_line_may_be_longer_than_a_prompt_file(tmp_path):
     (task,) = tasks(tmp_path, {"prompt": "word " * 4_000_000})
     assert task.error is None

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from omni_cli.errors import InputError
+from omni_cli.inputs import source
 from omni_cli.inputs.decode import decode_audio, decode_image
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.inputs.source import open_source
@@ -52,6 +53,22 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     writer.start()
     assert len(decode_audio(pipe).samples) == 16_000
     writer.join()
+
+
+def test_a_pipe_without_a_writer_is_refused_and_a_slow_writer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_WRITER_WAIT_S", 0.05)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"pipe: is a pipe, and nobody has opened it to write for 0\.05 s"):
+        decode_text(pipe)
+
+    ends = os.pipe()
+    writer = threading.Timer(0.2, lambda: os.write(ends[1], b"late") and os.close(ends[1]))
+    writer.start()
+    assert decode_text(Path(f"/dev/fd/{ends[0]}")) == "late"
+    os.close(ends[0])
 
 
 def test_bytes_without_a_label() -> None:
