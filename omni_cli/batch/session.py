@@ -17,11 +17,12 @@ from omni_cli.batch.driver import BatchDriver
 from omni_cli.batch.state import RunState
 from omni_cli.batch.task import Task
 from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.lifetime import lifetime
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import CONTROL, Listener, RunFinished
+from omni_cli.runtime.events import Listener
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
@@ -66,21 +67,14 @@ class Session:
         media_bytes = 2 * max(task.media_bytes for task in tasks)
         specs = stage_specs(self._state.plan, run_id, media_bytes=media_bytes)
         listener = Fanout(*([recorder] if recorder is not None else []), self._display.event)
-        listener(CONTROL, run_started(self._state.plan, run_id, self._state.started_at))
-        live_slots = 0
-        try:
-            running = LocalLauncher(self._state.plan, specs, listener=listener).start()
-            self._interrupts.register(running)
-            try:
-                asyncio.run(self._drive(tasks, running, listener))
-            finally:
-                try:
-                    running.stop()
-                finally:  # a signal that came meanwhile is raised by `stop`, after all is done
-                    live_slots = running.stop()
-        finally:  # after a start that failed as well
-            events = recorder.events if recorder is not None else 0
-            listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))
+        with lifetime(
+            LocalLauncher(self._state.plan, specs, listener=listener),
+            self._interrupts,
+            listener=listener,
+            started=run_started(self._state.plan, run_id, self._state.started_at),
+            events=lambda: recorder.events if recorder is not None else 0,
+        ) as running:
+            asyncio.run(self._drive(tasks, running, listener))
 
     async def _drive(self, tasks: Sequence[Task], running: RunningStages, listener: Listener) -> None:
         async with OmniEngine(self._state.plan, running, listener=listener) as engine:

@@ -1,18 +1,18 @@
 """Stage processes for the time of a measurement, with a trace or without."""
 
 import secrets
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
 from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.lifetime import lifetime
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
-from omni_cli.runtime.events import CONTROL, Listener, RunFinished
+from omni_cli.runtime.events import Listener
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
@@ -53,10 +53,11 @@ def traced(plan: ExecutionPlan, interrupts: Interrupts, path: Path) -> Iterator[
     recorder = Recorder(path)
     try:
         listener = Fanout(recorder)
-        listener(CONTROL, run_started(plan, run_id, datetime.now().astimezone()))
-        with started(plan, stage_specs(plan, run_id), interrupts, listener=listener) as running:
+        launcher = LocalLauncher(plan, stage_specs(plan, run_id), listener=listener, on_progress=lambda line: None)
+        begun = run_started(plan, run_id, datetime.now().astimezone())
+        with lifetime(
+            launcher, interrupts, listener=listener, started=begun, events=lambda: recorder.events
+        ) as running:
             yield running, listener
-        live_slots = running.stop()  # counted by the first call
-        listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=recorder.events))
     finally:
         recorder.close()

@@ -83,8 +83,13 @@ class RunningStages:
         self.kill()
         self._rings.unlink()
 
-    def stop(self, drain_timeout_s: float | None = None) -> int:
-        """Tells all to stop, waits, terminates, kills, removes the rings; returns the slots that were still held.
+    @property
+    def live_slots(self) -> int:
+        """How many slots of the rings were still held when the run was stopped; 0 before."""
+        return self._live_slots or 0
+
+    def stop(self, drain_timeout_s: float | None = None) -> None:
+        """Tells all to stop, waits, terminates, kills, removes the rings and counts the slots that were still held.
 
         Takes at most `drain_timeout_s` (the plan's, unless given; 0 kills at once), `TERMINATE_S` and `KILL_S`. A
         signal that comes meanwhile kills at once, and is delivered when all is clean. A second call does nothing.
@@ -97,7 +102,6 @@ class RunningStages:
                 finally:
                     self._live_slots = self._rings.remove()
                     atexit.unregister(self.stop)
-        return self._live_slots
 
     def _descend(self, grace_s: float) -> None:
         """The ladder: say it, terminate, kill. Each rung is bounded; an empty one is not waited for.

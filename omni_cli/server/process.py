@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +18,7 @@ from omni_cli.config.schema import ServeConfig
 from omni_cli.console import logging_to
 from omni_cli.errors import PlanError
 from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.lifetime import lifetime
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
@@ -26,7 +26,7 @@ from omni_cli.plan.devices import visible_devices
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import CONTROL, Listener, RunFinished
+from omni_cli.runtime.events import Listener
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
@@ -52,29 +52,25 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
         listening = _bind(serve)
         started_at = datetime.now().astimezone()
         folder = RunFolder.create(recipe=f"serve/{loaded.recipe}", started_at=started_at)
-        with listening, logging_to(folder.path / "run.log", quiet=quiet):
+        with listening, logging_to(folder.path / "run.log", quiet=quiet), contextlib.ExitStack() as held:
             recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
+            if recorder is not None:
+                held.callback(recorder.close)
             metrics, prompts = Metrics(), PromptTokens(frozenset(stage.name for stage in plan.entries))
             listener = Fanout(*([recorder] if recorder is not None else []), metrics, prompts)
             run_id = secrets.token_hex(4)
-            listener(CONTROL, run_started(plan, run_id, started_at))
-            live_slots = 0
-            media_bytes = serve.media_ring_bytes if plan.media else 0
-            try:
-                specs = stage_specs(plan, run_id, media_bytes=media_bytes)
-                with Starting(listening):
-                    running = LocalLauncher(plan, specs, listener=listener).start()
-                interrupts.register(running)
-                try:
-                    seen = _Seen(listener=listener, metrics=metrics, prompts=prompts)
-                    asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
-                finally:
-                    live_slots = running.stop()
-            finally:
-                events = recorder.events if recorder is not None else 0
-                listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))
-                if recorder is not None:
-                    recorder.close()
+            specs = stage_specs(plan, run_id, media_bytes=serve.media_ring_bytes if plan.media else 0)
+            stages = lifetime(
+                LocalLauncher(plan, specs, listener=listener),
+                interrupts,
+                listener=listener,
+                started=run_started(plan, run_id, started_at),
+                events=lambda: recorder.events if recorder is not None else 0,
+            )
+            with Starting(listening):
+                running = held.enter_context(stages)
+            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts)
+            asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
     return interrupts.exit_code or 1
 
 

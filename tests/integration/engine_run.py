@@ -88,7 +88,8 @@ def run_requests(plan: ExecutionPlan, requests: Sequence[OmniRequest], listener:
     try:
         asyncio.run(drive())
     finally:
-        run.live_slots = running.stop()
+        running.stop()
+        run.live_slots = running.live_slots
     run.segments_left = {name for name in os.listdir("/dev/shm") if run_id in name}
     return run
 

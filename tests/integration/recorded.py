@@ -114,5 +114,6 @@ def record(plan: ExecutionPlan, act: Callable[[Session], object]) -> Recording:
     try:
         asyncio.run(drive())
     finally:
-        recording.live_slots = running.stop()
+        running.stop()
+        recording.live_slots = running.live_slots
     return recording

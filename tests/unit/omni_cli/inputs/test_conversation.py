@@ -1,5 +1,6 @@
 import base64
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -92,8 +93,13 @@ def test_a_missing_file_is_named_by_index_and_absolute_path(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("head", ["data:image/png;base64,", "data:;base64,", "DATA:text/plain;charset=utf-8;BASE64,"])
-def test_a_medium_may_stand_in_the_request_itself(tmp_path, picture, head):
-    url = head + base64.b64encode(Path(picture).read_bytes()).decode()
+@pytest.mark.parametrize(
+    "written",
+    [str, lambda data: data.rstrip("="), lambda data: "\n".join((data[:9], data[9:])), quote],
+    ids=["padded", "bare", "lines", "percent"],
+)
+def test_a_medium_may_stand_in_the_request_itself(tmp_path, picture, head, written):
+    url = head + written(base64.urlsafe_b64encode(Path(picture).read_bytes()).decode())
     (inside,) = from_prompt("what?", images=[url]).media.tensors
     (outside,) = from_prompt("what?", images=[picture]).media.tensors
     assert (inside.shape, bytes(inside.data)) == (outside.shape, bytes(outside.data))
@@ -103,8 +109,8 @@ def test_a_medium_may_stand_in_the_request_itself(tmp_path, picture, head):
     ("url", "said"),
     [
         ("data:image/png,abc", "image: a data URL has to be data:TYPE;base64,DATA"),
-        ("data:image/png;base64,ab*c", "image: the data URL does not hold base64: "),
-        ("data:image/png;base64,", "image: is empty"),
+        ("data:image/png;base64,ab*c", "image: does not hold base64"),
+        ("data:image/png;base64,", "image: does not hold base64"),
         ("data:image/png;base64,aGVsbG8=", "image: holds plain text, not an image"),
     ],
 )
