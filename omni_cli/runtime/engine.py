@@ -114,6 +114,11 @@ class OmniEngine:
             if not client.join_writer(max(0.0, (due_ns - self._clock()) / 1e9)):
                 self._handles[process].give_up()
 
+    @property
+    def failure(self) -> Exception | None:
+        """The fault of the runtime after which no request is taken on any more."""
+        return self._failure
+
     def check(self, request: OmniRequest) -> None:
         """InputError for what this deployment cannot do; nothing has been taken on then."""
         for modality in request.outputs:

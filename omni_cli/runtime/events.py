@@ -67,7 +67,10 @@ class ProcessDead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestAdmitted:
-    """A request is taken on. `outputs` are the modalities it asked for, `stages` all stages it will pass."""
+    """A request is taken on. `outputs` are the modalities it asked for, `stages` all stages it will pass.
+
+    `traceparent` places it in a trace of the caller's own (W3C Trace Context), if that was given.
+    """
 
     t_ns: int
     uid: int
@@ -76,6 +79,7 @@ class RequestAdmitted:
     outputs: tuple[str, ...]
     stages: tuple[str, ...]
     timeout_s: float | None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

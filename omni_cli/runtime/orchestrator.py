@@ -134,6 +134,7 @@ class Orchestrator:
                 outputs=request.outputs,
                 stages=tuple(route.stages),
                 timeout_s=request.timeout_s,
+                traceparent=request.traceparent,
             )
         )
         self._waiting_for_room.append(uid)

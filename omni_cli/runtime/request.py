@@ -23,7 +23,8 @@ class OmniRequest:
 
     `media` holds the tensors that the conversation's parts name. `sampling` is by stage. `seed` keys every random draw;
     a caller who was given none takes `draw_seed()` and reports it. `timeout_s` runs from the submission to the first
-    stage. `choice` numbers the answers to one question. `options` is the family's own dataclass.
+    stage. `choice` numbers the answers to one question. `options` is the family's own dataclass. `traceparent` is only
+    kept for the trace.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class OmniRequest:
     timeout_s: float | None = None
     choice: int = 0
     options: Any = None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

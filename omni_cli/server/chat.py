@@ -19,7 +19,7 @@ from omni_cli.server.prepare import Prepared, Preparer
 from omni_cli.server.protocol import ChatRequest
 from omni_cli.server.service import Service
 from omni_cli.server.sound import Sound, audio_format, b64
-from omni_cli.server.system import TheService, check_model
+from omni_cli.server.system import TheService, TheTraceparent, check_model
 
 router = APIRouter()
 
@@ -99,7 +99,9 @@ def usage(choices: list[Choice]) -> dict[str, Any]:
 
 
 @router.post("/v1/chat/completions")
-async def chat_completions(body: ChatRequest, request: Request, service: TheService) -> Response:
+async def chat_completions(
+    body: ChatRequest, request: Request, service: TheService, traceparent: TheTraceparent
+) -> Response:
     """An answer to a conversation, with the modalities that were asked for."""
     check_model(service, body.model)
     preparer: Preparer = request.app.state.preparer
@@ -107,7 +109,7 @@ async def chat_completions(body: ChatRequest, request: Request, service: TheServ
     if body.stream_options is not None and not streamed:
         raise bad_request("stream_options needs stream=true", param="stream_options")
     form = audio_format(body.audio.format if body.audio else "wav", param="audio.format", streamed=streamed)
-    prepared = await preparer.chat(body)
+    prepared = await preparer.chat(body, traceparent)
     choices = [make_choice(service, one, form, index) for index, one in enumerate(prepared.requests)]
     if streamed:
         held = AsyncExitStack()

@@ -16,13 +16,15 @@ from omni_cli.server.leaving import EventStream, unless_client_leaves
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import CompletionRequest
 from omni_cli.server.service import Service
-from omni_cli.server.system import TheService, check_model
+from omni_cli.server.system import TheService, TheTraceparent, check_model
 
 router = APIRouter()
 
 
 @router.post("/v1/completions")
-async def completions(body: CompletionRequest, request: Request, service: TheService) -> Response:
+async def completions(
+    body: CompletionRequest, request: Request, service: TheService, traceparent: TheTraceparent
+) -> Response:
     """Continues nothing: it answers, as chat does, with the text alone."""
     check_model(service, body.model)
     if body.echo:
@@ -33,7 +35,7 @@ async def completions(body: CompletionRequest, request: Request, service: TheSer
         raise bad_request("prompt: one prompt a call", param="prompt")
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
     preparer: Preparer = request.app.state.preparer
-    prepared = await preparer.completion(body, prompt)
+    prepared = await preparer.completion(body, prompt, traceparent)
     choices = [Choice(request=one, sound=None, index=index) for index, one in enumerate(prepared.requests)]
     head = {"id": prepared.id, "object": "text_completion", "created": int(time.time()), "model": service.name}
     if body.stream:

@@ -63,7 +63,7 @@ class Preparer:
     media: MediaSource
     limits: InputLimits
 
-    async def chat(self, body: ChatRequest) -> Prepared:
+    async def chat(self, body: ChatRequest, traceparent: str | None = None) -> Prepared:
         """Raises ApiError or InputError that names the parameter."""
         limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
         if body.max_tokens is not None and body.max_tokens != limit:
@@ -77,13 +77,14 @@ class Preparer:
             raise bad_request("audio: is given, and modalities asks for none", param="audio")
         settings = self._settings(body, limit, modalities=body.modalities, voice=voice)
         settings, options = self._checked(settings, body)
-        return self._requests("chatcmpl", body, settings, options, await self.conversation(body.messages))
+        talk = await self.conversation(body.messages)
+        return self._requests("chatcmpl", body, settings, options, talk, traceparent)
 
-    async def completion(self, body: CompletionRequest, prompt: str) -> Prepared:
+    async def completion(self, body: CompletionRequest, prompt: str, traceparent: str | None = None) -> Prepared:
         settings = self._settings(body, body.max_tokens, modalities=["text"], voice=None)
         settings, options = self._checked(settings, body)
         talk = await asyncio.to_thread(self._build, [ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))])
-        return self._requests("cmpl", body, settings, options, talk)
+        return self._requests("cmpl", body, settings, options, talk, traceparent)
 
     async def conversation(self, messages: Sequence[Message]) -> Conversation:
         """Reads what the messages name, then decodes it in a thread."""
@@ -187,7 +188,9 @@ class Preparer:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         return checked.request, checked.options
 
-    def _requests(self, prefix: str, body: Sampled, settings: Any, options: Any, talk: Conversation) -> Prepared:
+    def _requests(
+        self, prefix: str, body: Sampled, settings: Any, options: Any, talk: Conversation, traceparent: str | None
+    ) -> Prepared:
         choices = body.n or 1
         if choices > self.serve.max_choices:
             raise bad_request(f"n is {choices}; this server makes at most {self.serve.max_choices}", param="n")
@@ -217,6 +220,7 @@ class Preparer:
                     voice=settings.voice,
                     timeout_s=timeout_s,
                     options=options,
+                    traceparent=traceparent,
                 )
                 for choice in range(choices)
             ),

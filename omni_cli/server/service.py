@@ -13,6 +13,7 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
+from omni_cli.server.errors import ApiError
 from omni_cli.server.metrics import Metrics, PromptTokens
 
 log = logging.getLogger("omni.server")
@@ -38,6 +39,8 @@ class Service:
 
         Raises InputError for what the deployment cannot do, ApiError 429 or 503 at the door.
         """
+        if self.engine.failure is not None:
+            raise ApiError(503, "the server is broken and takes no request: its orchestrator has failed", "broken")
         for request in requests:
             self.engine.check(request)
         await stack.enter_async_context(self.admission.place())

@@ -17,7 +17,7 @@ from omni_cli.server.prepare import DEFAULT_VOICE, Preparer
 from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Sampled
 from omni_cli.server.service import Service
 from omni_cli.server.sound import Sound, audio_format, b64
-from omni_cli.server.system import TheService, check_model
+from omni_cli.server.system import TheService, TheTraceparent, check_model
 
 router = APIRouter()
 
@@ -42,7 +42,7 @@ async def voices(service: TheService) -> dict[str, Any]:
 
 
 @router.post("/v1/audio/speech")
-async def speech(body: SpeechRequest, request: Request, service: TheService) -> Response:
+async def speech(body: SpeechRequest, request: Request, service: TheService, traceparent: TheTraceparent) -> Response:
     """The text as sound: a file, a chunked body (`stream=true`), or events (`stream_format=sse`)."""
     check_model(service, body.model)
     if "audio" not in service.plan.outputs:
@@ -57,7 +57,7 @@ async def speech(body: SpeechRequest, request: Request, service: TheService) -> 
     streamed = events or bool(body.stream)
     form = audio_format(body.response_format, param="response_format", streamed=streamed)
     preparer: Preparer = request.app.state.preparer
-    prepared = await preparer.chat(_as_chat(body))
+    prepared = await preparer.chat(_as_chat(body), traceparent)
     choice = make_choice(service, prepared.requests[0], form, 0)
     if streamed:
         held = AsyncExitStack()

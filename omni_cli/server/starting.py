@@ -1,6 +1,8 @@
-"""Answers 503 on the public port while the stages load, so that a health check hears `starting` and not silence."""
+"""Answers 503 on the public port while the stages load, so that a health check hears `starting` and not silence; but
+`/health/live` with 200, or whoever asks would end a server that is loading."""
 
 import json
+import re
 import selectors
 import socket
 import threading
@@ -10,15 +12,16 @@ _BODY = json.dumps(
     {"status": "starting", "error": {"message": "the server is starting", "type": "server_error", "param": None,
                                      "code": "starting"}}
 ).encode()  # fmt: skip
-_ANSWER = (
-    b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Length: " + str(len(_BODY)).encode() + b"\r\n\r\n" + _BODY
-)
+_HEAD = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\n%bConnection: close\r\nContent-Length: %d\r\n\r\n"
+_ANSWER = _HEAD % (b"503 Service Unavailable", b"Retry-After: 1\r\n", len(_BODY)) + _BODY
+_ALIVE_BODY = json.dumps({"status": "alive"}).encode()
+_ALIVE = _HEAD % (b"200 OK", b"", len(_ALIVE_BODY)) + _ALIVE_BODY
+_LIVE = re.compile(rb"(GET|HEAD) /health/live[ ?]")
 _PATIENCE_S = 2.0
 
 
 class Starting:
-    """A thread that answers every connection with 503 until the context is left; then the socket is uvicorn's."""
+    """A thread that answers every connection until the context is left; then the socket is uvicorn's."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -48,15 +51,15 @@ class Starting:
                     client, _ = self._listening.accept()
                 except OSError:
                     continue  # the client has left already
-                _refuse(client)
+                _answer(client)
 
 
-def _refuse(client: socket.socket) -> None:
+def _answer(client: socket.socket) -> None:
     with client:
         client.settimeout(_PATIENCE_S)
         try:
-            client.recv(65_536)  # a client that is answered before it has spoken sees a reset
-            client.sendall(_ANSWER)
+            asked = client.recv(65_536)  # a client that is answered before it has spoken sees a reset
+            client.sendall(_ALIVE if _LIVE.match(asked) else _ANSWER)
             client.shutdown(socket.SHUT_WR)
         except OSError:
             return

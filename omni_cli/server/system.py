@@ -1,5 +1,6 @@
 """What is not about a request: health, models, version. Answers at once, however busy the stages are."""
 
+import re
 import time
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -13,6 +14,10 @@ from omni_cli.server.metrics import CONTENT_TYPE
 from omni_cli.server.service import Service
 
 router = APIRouter()
+
+_IDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+# A later version than 00 may say more behind what is known.
+_TRACEPARENT = re.compile(rf"(?P<known>00{_IDS})|(?P<later>(?!00|ff)[0-9a-f]{{2}}{_IDS})(?:-.*)?")
 _STARTED_S = int(time.time())
 
 
@@ -32,11 +37,23 @@ def check_model(service: Service, model: str | None) -> None:
         )
 
 
+def the_traceparent(request: Request) -> str | None:
+    """The caller's place in a trace of its own. One that is none is ignored, as the standard wants it: it never fails a
+    request. https://www.w3.org/TR/trace-context/#traceparent-header"""
+    given = request.headers.getlist("traceparent")
+    found = _TRACEPARENT.fullmatch(given[0].strip()) if len(given) == 1 else None
+    return None if found is None else found["known"] or found["later"]
+
+
+TheTraceparent = Annotated[str | None, Depends(the_traceparent)]
+
+
 @router.get("/health/live")
 @router.head("/health/live", include_in_schema=False)
-async def live() -> dict[str, str]:
-    """The process runs and answers."""
-    return {"status": "alive"}
+async def live(service: TheService) -> JSONResponse:
+    """200 as long as going on makes sense, starting and draining included; 503 if only a new process can help."""
+    broken = service.engine.failure is not None
+    return JSONResponse({"status": "broken" if broken else "alive"}, status_code=503 if broken else 200)
 
 
 @router.get("/health")
@@ -44,8 +61,8 @@ async def live() -> dict[str, str]:
 @router.head("/health", include_in_schema=False)
 @router.head("/health/ready", include_in_schema=False)
 async def ready(service: TheService) -> JSONResponse:
-    """200 while requests are taken and every process lives, else 503; a body per stage either way."""
-    dead = service.engine.dead
+    """200 while requests are taken and every process lives, else 503 with the reason; a body per stage either way."""
+    dead, failure = service.engine.dead, service.engine.failure
     stages = {
         stage.name: {
             f"{stage.name}.{replica.index}": dead.get(f"{stage.name}.{replica.index}", "ready")
@@ -53,9 +70,16 @@ async def ready(service: TheService) -> JSONResponse:
         }
         for stage in service.plan.stages
     }
-    status = "draining" if service.admission.draining else "unhealthy" if dead else "ready"
+    status, reason = "ready", None
+    if failure is not None:
+        status, reason = "broken", f"the orchestrator failed ({type(failure).__name__}); the server's log has why"
+    elif service.admission.draining:
+        status, reason = "draining", "the server is shutting down"
+    elif dead:
+        status, reason = "unhealthy", "; ".join(f"{process} is dead: {cause}" for process, cause in dead.items())
     body: dict[str, Any] = {
         "status": status,
+        "reason": reason,
         "stages": stages,
         "running": service.admission.running,
         "waiting": service.admission.waiting,

@@ -46,6 +46,7 @@ def _request(request: RequestSummary, start_ns: int) -> dict[str, Any]:
         "status": request.status,
         "error": {"kind": error.kind, "message": error.message, "stage": error.stage} if error else None,
         "reason": request.reason or None,
+        "traceparent": request.traceparent,
         "admitted_ms": _ms(request.admitted_ns, start_ns),
         "total_ms": _ms(request.total_ns),
         "ttft_ms": _ms(request.ttft_ns),

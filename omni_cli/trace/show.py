@@ -118,6 +118,8 @@ def _request(request: RequestSummary, width: int) -> Iterator[RenderableType]:
     numbers += [f"TTFT {duration(request.ttft_ns)}"] if request.ttft_ns is not None else []
     numbers += [f"TTFA {duration(request.ttfa_ns)}"] if request.ttfa_ns is not None else []
     yield head.append("  " + "  ".join(numbers), style="default")
+    if request.traceparent is not None:
+        yield Padding(Text(plain(f"traceparent {request.traceparent}"), style="dim", overflow="fold"), (0, 0, 0, 2))
     if request.error is not None:
         where = f"in {request.error.stage}: " if request.error.stage else ""
         yield Padding(Text(plain(f"{where}{request.error.kind}: {request.error.message}"), style="red"), (0, 0, 0, 2))

@@ -128,6 +128,7 @@ class RequestSummary:
     status: str = OPEN
     error: ErrorInfo | None = None
     reason: str = ""
+    traceparent: str | None = None
     stages: dict[str, StageSpan] = field(default_factory=dict)
     edges: dict[tuple[str, str], EdgeFlow] = field(default_factory=dict)
     outputs: dict[str, OutputFlow] = field(default_factory=dict)
@@ -251,6 +252,7 @@ class _Fold:
                 request_id=event.request_id,
                 admitted_ns=event.t_ns,
                 end_ns=event.t_ns,
+                traceparent=event.traceparent,
                 outputs={modality: OutputFlow(modality=modality) for modality in event.outputs},
             )
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from omni_cli.config.load import load_config
 from omni_cli.errors import InputError
@@ -27,8 +28,11 @@ class EchoEngine:
     def __init__(self, error: Exception | None = None) -> None:
         self.dead: dict[str, str] = {}
         self.error = error
+        self.failure: Exception | None = None
+        self.seen: list[OmniRequest] = []
 
-    def check(self, request: OmniRequest) -> None: ...
+    def check(self, request: OmniRequest) -> None:
+        self.seen.append(request)
 
     async def generate(self, request: OmniRequest) -> AsyncGenerator[OutputChunk, None]:
         if self.error is not None:
@@ -37,7 +41,7 @@ class EchoEngine:
         yield OutputChunk(modality="text", seq=0, units=1, eos=True, text=text, reason="stop")
 
 
-def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None) -> object:
+def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None) -> FastAPI:
     loaded = load_config(("recipe=synthetic", *words))
     plan = build_plan(loaded, Inventory(devices=()))
     service = Service(
@@ -108,6 +112,60 @@ def test_what_nobody_expected_is_a_500_without_details():
     done = ask(app(error=ZeroDivisionError("the secret of the house")), "POST", PATH, json=CHAT)
     assert (done.status_code, done.json()["error"]["code"]) == (500, "internal_error")
     assert "secret" not in done.text
+
+
+def test_health_tells_every_state_with_its_reason():
+    """R90: live as long as going on makes sense, ready while requests are taken."""
+
+    def states(application: FastAPI) -> tuple[int, int, str, str | None]:
+        live, ready, both = (ask(application, "GET", f"/health{path}") for path in ("/live", "/ready", ""))
+        assert (ready.status_code, ready.json()) == (both.status_code, both.json())
+        assert ask(application, "HEAD", "/health/live").status_code == live.status_code
+        return live.status_code, ready.status_code, ready.json()["status"], ready.json()["reason"]
+
+    one = app()
+    service = one.state.service
+    assert states(one) == (200, 200, "ready", None)
+    service.engine.dead["talker.0"] = "killed by SIGKILL"
+    assert states(one) == (200, 503, "unhealthy", "talker.0 is dead: killed by SIGKILL")
+    service.admission.drain()
+    assert states(one) == (200, 503, "draining", "the server is shutting down")
+    service.engine.failure = KeyError("the secret of the house")
+    live, ready, status, reason = states(one)
+    assert (live, ready, status) == (503, 503, "broken")
+    assert "orchestrator failed (KeyError)" in reason
+    assert "secret" not in reason
+    refused = ask(one, "POST", PATH, json=CHAT)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
+
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ([TRACEPARENT], TRACEPARENT),
+        ([f"cc{TRACEPARENT[2:]}-what-comes-later"], f"cc{TRACEPARENT[2:]}"),
+        ([], None),
+        ([TRACEPARENT, TRACEPARENT], None),
+        *(
+            ([bad], None)
+            for bad in (
+                "", "00", f"{TRACEPARENT}-more", TRACEPARENT.upper(), f"ff{TRACEPARENT[2:]}", f"0{TRACEPARENT}",
+                TRACEPARENT.replace("0af7651916cd43dd8448eb211c80319c", "0" * 32),
+                TRACEPARENT.replace("b7ad6b7169203331", "0" * 16),
+            )
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "body"), [(PATH, CHAT), ("/v1/completions", {"prompt": "hi"}), ("/v1/audio/speech", {"input": "hi"})]
+)
+def test_a_traceparent_goes_with_the_request_and_one_that_is_none_hurts_nobody(path, body, given, kept):
+    one = app()
+    ask(one, "POST", path, json=body, headers=[("traceparent", value) for value in given])
+    assert [request.traceparent for request in one.state.service.engine.seen] == [kept]
 
 
 def test_r34_a_recording_beyond_the_limit_is_refused_with_the_seconds():

@@ -243,14 +243,16 @@ def test_r90_health_says_starting_before_it_is_ready(tmp_path):
     words = (f"serve.port={port}", "synthetic.init_delay_s.talker=3")
     process = start("serve", "recipe=synthetic", *words, cwd=tmp_path)
     try:
-        answers = []
+        answers, live = [], set()
         end = time.monotonic() + 60
         while (not answers or answers[-1] != 200) and time.monotonic() < end:
             try:
+                live.add(httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=10).status_code)
                 answers.append(httpx.get(f"http://127.0.0.1:{port}/health/ready", timeout=10).status_code)
             except httpx.TransportError:
                 continue  # not bound yet
         assert set(answers) == {503, 200}
+        assert live == {200}
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 143
     finally:

@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from omni_cli.runtime.events import RequestAdmitted
+from omni_cli.trace.report import report
 from omni_cli.trace.show import duration, plain, show, size
 from omni_cli.trace.summary import summarise
 from omni_cli.trace.timeline import QUEUE, RUN, STALL, WAIT, Phase, Timeline
@@ -33,6 +34,18 @@ def test_every_request_stage_and_process_is_there():
 @pytest.mark.parametrize("width", [20, 40, 71, 72, 80, 200])
 def test_nothing_is_wider_than_the_terminal(scenario, width):
     assert max(map(len, shown(SCENARIOS[scenario](1), width).splitlines())) <= width
+
+
+def test_the_callers_trace_is_named():
+    trace = [
+        replace(line, event=replace(line.event, traceparent="00-0af7-b7ad-01"))
+        if isinstance(line.event, RequestAdmitted) and line.event.request_id == "r2"
+        else line
+        for line in SCENARIOS["finished"](1)
+    ]
+    assert shown(trace).count("traceparent 00-0af7-b7ad-01") == 1
+    found = report(summarise(trace), summarise(trace).requests.values())["requests"]
+    assert [request["traceparent"] for request in found if request["id"] == "r2"] == ["00-0af7-b7ad-01"]
 
 
 def test_a_pipe_gets_plain_text_and_a_terminal_colours():
