@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from omni_cli.config.schema import ServeConfig
@@ -22,6 +23,7 @@ from omni_cli.server.errors import ApiError, api_error, bad_request
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.leaving import ClientLeft
 from omni_cli.server.media import MediaSource
+from omni_cli.server.openapi import App, declared
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.service import Service
 
@@ -34,7 +36,7 @@ OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/version", "/")
 
 def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> FastAPI:
     """The ASGI application over one service. `keys` are the API keys that are let in; none lets everybody in."""
-    app = FastAPI(title="omni", docs_url=None, redoc_url=None)
+    app = App(title="omni", docs_url=None, redoc_url=None, responses=declared(401) if keys else None)
     app.state.service = service
     app.state.preparer = preparer(service, serve)
     for routes in (system.router, chat.router, completions.router, speech.router, unserved.router):
@@ -98,7 +100,11 @@ async def _http(request: Request, error: Exception) -> Response:
         return await _any(request, error)
     code = _HTTP_CODES.get(error.status_code, "http_error")
     message = f"{request.method} {request.url.path}: {error.detail}"
-    return answer(ApiError(error.status_code, message, code, headers=dict(error.headers or {})))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:  # a path has a route for each of its methods, and Starlette names those of one
+        routes = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
+        headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+    return answer(ApiError(error.status_code, message, code, headers=headers))
 
 
 async def _nobody(request: Request, error: Exception) -> Response:

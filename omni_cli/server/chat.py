@@ -15,6 +15,7 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server import sse
 from omni_cli.server.errors import bad_request
 from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Prepared, Preparer
 from omni_cli.server.protocol import ChatRequest
 from omni_cli.server.service import Service
@@ -98,7 +99,7 @@ def usage(choices: list[Choice]) -> dict[str, Any]:
     }
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses={**OF_A_CALL, **content("application/json", "text/event-stream")})
 async def chat_completions(
     body: ChatRequest, request: Request, service: TheService, traceparent: TheTraceparent
 ) -> Response:

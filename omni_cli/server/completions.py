@@ -13,6 +13,7 @@ from omni_cli.server import sse
 from omni_cli.server.chat import Choice, collect, pieces, share_dropped, usage
 from omni_cli.server.errors import bad_request
 from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import CompletionRequest
 from omni_cli.server.service import Service
@@ -21,7 +22,7 @@ from omni_cli.server.system import TheService, TheTraceparent, check_model
 router = APIRouter()
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses={**OF_A_CALL, **content("application/json", "text/event-stream")})
 async def completions(
     body: CompletionRequest, request: Request, service: TheService, traceparent: TheTraceparent
 ) -> Response:

@@ -13,6 +13,7 @@ from omni_cli.server import sse
 from omni_cli.server.chat import Choice, collect, make_choice, pieces, usage
 from omni_cli.server.errors import ApiError
 from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import DEFAULT_VOICE, Preparer
 from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Sampled
 from omni_cli.server.service import Service
@@ -22,12 +23,13 @@ from omni_cli.server.system import TheService, TheTraceparent, check_model
 router = APIRouter()
 
 MEDIA_TYPES = {"pcm": "audio/pcm", "wav": "audio/wav"}
+_ANSWERS = (*MEDIA_TYPES.values(), "audio/flac", "audio/ogg", "audio/mpeg", "text/event-stream")
 
 
 class SpeechRequest(Sampled):
     """POST /v1/audio/speech."""
 
-    input: Annotated[StrictStr, Field(min_length=1, max_length=65_536)]
+    input: Annotated[StrictStr, Field(pattern=r"\S", max_length=65_536)]
     voice: StrictStr | None = None
     response_format: StrictStr = "mp3"
     stream_format: Literal["audio", "sse"] | None = None
@@ -41,7 +43,7 @@ async def voices(service: TheService) -> dict[str, Any]:
     return {"object": "list", "voices": [DEFAULT_VOICE, *service.plan.voices]}
 
 
-@router.post("/v1/audio/speech")
+@router.post("/v1/audio/speech", response_class=Response, responses={**OF_A_CALL, **content(*_ANSWERS)})
 async def speech(body: SpeechRequest, request: Request, service: TheService, traceparent: TheTraceparent) -> Response:
     """The text as sound: a file, a chunked body (`stream=true`), or events (`stream_format=sse`)."""
     check_model(service, body.model)

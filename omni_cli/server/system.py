@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from omni_cli.server.errors import ApiError
 from omni_cli.server.metrics import CONTENT_TYPE
+from omni_cli.server.openapi import declared
 from omni_cli.server.service import Service
 
 router = APIRouter()
@@ -18,6 +19,9 @@ router = APIRouter()
 _IDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 # A later version than 00 may say more behind what is known.
 _TRACEPARENT = re.compile(rf"(?P<known>00{_IDS})|(?P<later>(?!00|ff)[0-9a-f]{{2}}{_IDS})(?:-.*)?")
+_UNWELL: dict[int | str, dict[str, Any]] = {
+    503: {"description": "Not well", "content": {"application/json": {"schema": {"type": "object"}}}}
+}
 _STARTED_S = int(time.time())
 
 
@@ -48,7 +52,7 @@ def the_traceparent(request: Request) -> str | None:
 TheTraceparent = Annotated[str | None, Depends(the_traceparent)]
 
 
-@router.get("/health/live")
+@router.get("/health/live", responses=_UNWELL)
 @router.head("/health/live", include_in_schema=False)
 async def live(service: TheService) -> JSONResponse:
     """200 as long as going on makes sense, starting and draining included; 503 if only a new process can help."""
@@ -56,8 +60,8 @@ async def live(service: TheService) -> JSONResponse:
     return JSONResponse({"status": "broken" if broken else "alive"}, status_code=503 if broken else 200)
 
 
-@router.get("/health")
-@router.get("/health/ready")
+@router.get("/health", responses=_UNWELL)
+@router.get("/health/ready", responses=_UNWELL)
 @router.head("/health", include_in_schema=False)
 @router.head("/health/ready", include_in_schema=False)
 async def ready(service: TheService) -> JSONResponse:
@@ -103,7 +107,7 @@ def _model(service: Service) -> dict[str, Any]:
     return {"id": service.name, "object": "model", "created": _STARTED_S, "owned_by": "omni"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 @router.head("/metrics", include_in_schema=False)
 async def metrics(service: TheService) -> Response:
     """What the listeners have heard, in Prometheus' text format."""
@@ -117,7 +121,7 @@ async def models(service: TheService) -> dict[str, Any]:
     return {"object": "list", "data": [_model(service)]}
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses=declared(404))
 async def model(model: str, service: TheService) -> dict[str, Any]:
     check_model(service, model)
     return _model(service)

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, StrictStr
 from starlette.responses import Response
 
 from omni_cli.server.errors import ApiError
+from omni_cli.server.openapi import OF_A_BODY, ErrorBody
 from omni_cli.server.service import Service
 from omni_cli.server.system import TheService, check_model
 
@@ -39,7 +40,10 @@ def _add(path: str, *, form: bool) -> None:
         raise _refusal(service, path)
 
     route: Any = unserved_form if form else unserved_object
-    router.add_api_route(path, route, methods=["POST"], summary="Not served by any recipe yet")
+    router.add_api_route(
+        path, route, methods=["POST"], summary="Not served by any recipe yet",
+        status_code=400, response_model=ErrorBody, responses=OF_A_BODY,
+    )  # fmt: skip
 
 
 for _path in _FORMS:
