@@ -1,7 +1,8 @@
 """Stage processes for the time of a measurement, with a trace or without."""
 
+import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -39,20 +40,24 @@ def started(
 
 
 @contextmanager
-def plain(plan: ExecutionPlan, interrupts: Interrupts) -> Iterator[tuple[RunningStages, Listener]]:
-    """As `omni run trace.enabled=false` has it: events are made, and nobody listens."""
-    listener = Fanout()
+def plain(
+    plan: ExecutionPlan, interrupts: Interrupts, *listeners: Listener
+) -> Iterator[tuple[RunningStages, Listener]]:
+    """As `omni run trace.enabled=false` has it: events are made, and nobody but `listeners` listens."""
+    listener = Fanout(*listeners)
     with started(plan, stage_specs(plan, secrets.token_hex(4)), interrupts, listener=listener) as running:
         yield running, listener
 
 
 @contextmanager
-def traced(plan: ExecutionPlan, interrupts: Interrupts, path: Path) -> Iterator[tuple[RunningStages, Listener]]:
+def traced(
+    plan: ExecutionPlan, interrupts: Interrupts, path: Path, *listeners: Listener
+) -> Iterator[tuple[RunningStages, Listener]]:
     """As `omni run` has it: the trace is whole once this is left."""
     run_id = secrets.token_hex(4)
     recorder = Recorder(path)
     try:
-        listener = Fanout(recorder)
+        listener = Fanout(recorder, *listeners)
         launcher = LocalLauncher(plan, stage_specs(plan, run_id), listener=listener, on_progress=lambda line: None)
         begun = run_started(plan, run_id, datetime.now().astimezone())
         with lifetime(
@@ -61,3 +66,15 @@ def traced(plan: ExecutionPlan, interrupts: Interrupts, path: Path) -> Iterator[
             yield running, listener
     finally:
         recorder.close()
+
+
+async def interruptible(work: Coroutine[None, None, None], interrupts: Interrupts) -> None:
+    """Does the work. A signal cancels it, and is raised as `Interrupted` once it has ended."""
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    with interrupts.handled_by(lambda: loop.call_soon_threadsafe(task.cancel)):
+        try:
+            await task
+        except asyncio.CancelledError:
+            interrupts.check()
+            raise

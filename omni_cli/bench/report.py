@@ -1,10 +1,13 @@
 """Figures for people, for programs and for a page of the documentation."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omni_cli.bench.figure import Figure
 from omni_cli.bench.overhead import Overhead
+
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""A header and its rows, of text."""
 
 HEADER = ("figure", "median", "middle half", "1 % to 99 %", "aim", "")
 
@@ -15,11 +18,11 @@ def rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
 
 def _row(figure: Figure) -> tuple[str, ...]:
     def span(low: float, high: float) -> str:
-        return f"{_number(figure.quantile(low))} to {_number(figure.quantile(high))}"
+        return f"{number(figure.quantile(low))} to {number(figure.quantile(high))}"
 
     return (
         figure.title,
-        f"{_number(figure.median)} {figure.unit}",
+        f"{number(figure.median)} {figure.unit}",
         span(0.25, 0.75),
         span(0.01, 0.99),
         "" if figure.aim is None else f"{figure.aim} {figure.unit}",
@@ -27,7 +30,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
     )
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three digits that mean something."""
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
@@ -38,11 +41,11 @@ def document(overhead: Overhead) -> dict[str, Any]:
     return {
         "plan_digest": overhead.digest,
         "machine": dict(overhead.machine),
-        "figures": {figure.key: _figure(figure) for figure in overhead.figures},
+        "figures": {figure.key: figure_document(figure) for figure in overhead.figures},
     }
 
 
-def _figure(figure: Figure) -> dict[str, Any]:
+def figure_document(figure: Figure) -> dict[str, Any]:
     aim = figure.aim
     return {
         "title": figure.title,
@@ -60,8 +63,14 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 def markdown(overhead: Overhead, command: str) -> str:
     """A section for a page: the table, the machine, and `command`, which repeats it."""
-    lines = [f"| {' | '.join(cells)} |" for cells in (HEADER, ("---",) * len(HEADER), *rows(overhead.figures))]
-    facts = "; ".join(f"{name} {value}" for name, value in overhead.machine)
-    return "\n".join(
-        [f"Measured by `{command}`.", "", *lines, "", f"Plan `{overhead.digest[:16]}`. Machine: {facts}.", ""]
-    )
+    return section(command, [(HEADER, rows(overhead.figures))], overhead.digest, overhead.machine)
+
+
+def section(command: str, tables: Iterable[Table], digest: str, machine: Iterable[tuple[str, str]]) -> str:
+    """What every section of a page has: the command that repeats it, the tables, the plan, the machine."""
+    lines = [f"Measured by `{command}`.", ""]
+    for header, cells in tables:
+        lines += [f"| {' | '.join(line)} |" for line in (header, ("---",) * len(header), *cells)]
+        lines.append("")
+    facts = "; ".join(f"{name} {value}" for name, value in machine)
+    return "\n".join([*lines, f"Plan `{digest[:16]}`. Machine: {facts}.", ""])

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_cli.bench.deployment import plain, traced
+from omni_cli.bench.deployment import interruptible, plain, traced
 from omni_cli.bench.effort import Effort
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.workload import Workload
@@ -123,14 +123,7 @@ async def _alternate(
         async def side(running: RunningStages, listener: Listener) -> Side:
             return Side(await stack.enter_async_context(OmniEngine(plan, running, listener=listener)), running)
 
-        work = asyncio.ensure_future(_pairs(await side(*on), await side(*off), effort, found, say))
-        loop = asyncio.get_running_loop()
-        with interrupts.handled_by(lambda: loop.call_soon_threadsafe(work.cancel)):
-            try:
-                await work
-            except asyncio.CancelledError:
-                interrupts.check()
-                raise
+        await interruptible(_pairs(await side(*on), await side(*off), effort, found, say), interrupts)
 
 
 async def _pairs(on: Side, off: Side, effort: Effort, found: Throughput, say: Say) -> None:

@@ -1,10 +1,9 @@
 """The load of `omni bench overhead`: `synthetic` without any delay, so that only the machinery is measured."""
 
-import asyncio
 import itertools
 import time
-from collections.abc import Iterator
 
+from omni_cli.bench.load import closed_loop
 from omni_cli.errors import StageFailure
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.request import OmniRequest
@@ -34,18 +33,8 @@ class Workload:
     async def block(self, requests: int) -> float:
         """Seconds from the first request's admission to the last one's end. OmniError if one fails."""
         start = time.perf_counter()
-        todo = iter(range(requests))
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(CONCURRENCY):
-                    group.create_task(self._call(todo))
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+        await closed_loop(requests, CONCURRENCY, lambda number, due_ns: self._one(next(self._numbers)))
         return time.perf_counter() - start
-
-    async def _call(self, todo: Iterator[int]) -> None:
-        for _ in todo:
-            await self._one(next(self._numbers))
 
     async def _one(self, number: int) -> None:
         request = OmniRequest(request_id=str(number), seed=number, conversation=self._conversation, outputs=OUTPUTS)

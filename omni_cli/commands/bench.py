@@ -1,9 +1,11 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
 import json
+import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -47,6 +49,65 @@ def overhead(
         command = f"omni bench overhead{' --quick' if quick else ''} --write {write}"
         write_section(write, "omni bench overhead", markdown(measured, command))
         typer.echo(f"written to {write}", err=True)
+
+
+@app.command("run")
+def run(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        str | None, typer.Option("--concurrency", metavar="N[,N..]", help="Closed loop: so many callers. Default: 1.")
+    ] = None,
+    rate: Annotated[
+        str | None, typer.Option("--rate", metavar="R[,R..]", help="Open loop: so many arrivals a second (Poisson).")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option("--requests", min=1, help="Requests of each load. Default: twice those at once, 8 or more."),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="With the chat template.")] = 100,
+    text_tokens: Annotated[int, typer.Option("--text-tokens", min=1, help="Of each answer.")] = 64,
+    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of sound of each answer.")] = 250,
+    text_only: Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")] = False,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Keys prompts, draws and arrivals.")] = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; must be absent or empty.")] = None,
+    json_to: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")] = None,
+    write: Annotated[
+        Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")
+    ] = None,
+) -> None:
+    """Requests of one size, all different, through a deployment: latency, sound, throughput, what each stage did.
+
+    All loads are measured in one deployment, each after a warm-up of its own. Exit code 1 if a request failed.
+    """
+    from omni_cli.bench.run import BenchOptions, bench_run
+    from stages.models.registry import RequestSize
+
+    options = BenchOptions(
+        concurrency=_numbers("--concurrency", concurrency or ("" if rate else "1"), int),
+        rates=_numbers("--rate", rate or "", float),
+        requests=requests,
+        size=RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames),
+        text_only=text_only,
+        seed=seed,
+    )
+    raise typer.Exit(bench_run(words or [], options, out=out, json_to=json_to, page=write))
+
+
+Number = TypeVar("Number", int, float)
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
+    """`1,4,8` as numbers above 0."""
+    try:
+        found = tuple(kind(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        found = ()
+    if (text and not found) or not all(0 < number < math.inf for number in found):
+        raise typer.BadParameter(f"{text!r}: give numbers above 0, as 1,4,8", param_hint=option)
+    return found
 
 
 def _say(line: str) -> None:

@@ -35,7 +35,7 @@ from stages.events import (
     StepDone,
 )
 from stages.messages import REQUEST
-from stages.payload import PayloadRef
+from stages.payload import Payload, PayloadRef
 
 OPEN = "open"  # the status of what has no end in the trace
 
@@ -332,7 +332,7 @@ def _produced(output: OutputFlow, event: OutputProduced) -> None:
         output.first_ns = event.t_ns
 
 
-def duration_s(ref: PayloadRef) -> float:
+def duration_s(ref: PayloadRef | Payload) -> float:
     """Mono audio of any accepted shape, (n,), (1, n), (1, 1, n) or (n, 1): n samples."""
     rate = dict(ref.meta).get("sample_rate_hz")
     samples = [max(spec.shape) for spec in ref.tensors if spec.name == "audio" and spec.shape and 0 not in spec.shape]

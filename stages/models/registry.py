@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from random import Random
 from typing import Any, Protocol
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
@@ -72,6 +73,16 @@ KV_HEADROOM_BYTES = 1 << 30
 CPU_KV_BYTES = 2 << 30
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
+    """How large a request for measuring is: tokens of its prompt, all that the template adds included, tokens of text,
+    frames of audio."""
+
+    prompt_tokens: int
+    text_tokens: int
+    frames: int
+
+
 class CheckModel(Protocol):
     def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
         """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
@@ -87,6 +98,7 @@ class FamilyContract:
     default ring of an edge must hold; consumer `request` is the output ring. `default_model` builds or finds the
     embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers. `stage_memory(model_path,
     stage, dtype)` is what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
+    `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for it; its text is drawn.
     """
 
     name: str
@@ -99,6 +111,7 @@ class FamilyContract:
     voices: Callable[[str], tuple[str, ...]] | None = None
     stage_memory: Callable[[str, str, str], StageMemory] | None = None
     edge_bytes: Callable[[str, str, str], int] = lambda model, producer, consumer: 4 << 20
+    sized: Callable[[RequestSize, Random], Mapping[str, Any]] | None = None
 
 
 def contract(family: str) -> FamilyContract:

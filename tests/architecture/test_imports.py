@@ -77,7 +77,7 @@ def test_torch_is_not_imported_by(imported):
     assert found & HEAVY == set()
 
 
-VERBS = ("run", "serve", "plan", "recipe", "recipe cp", "trace", "trace show", "bench overhead", "doctor")
+VERBS = ("run", "serve", "plan", "recipe", "recipe cp", "trace", "trace show", "bench overhead", "bench run", "doctor")
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

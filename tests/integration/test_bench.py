@@ -4,7 +4,7 @@ import json
 import signal
 from pathlib import Path
 
-from tests.integration.cli import leaves_nothing, omni, start
+from tests.integration.cli import check_trace, leaves_nothing, omni, start
 
 AIMED = {"requests_per_s", "trace_cost_percent", "hop_down_us", "hop_up_us", "shm_64mib_ratio"}
 
@@ -53,3 +53,57 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
     assert "Traceback" not in err
     assert out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+def test_loads_of_both_kinds_are_measured_in_one_deployment(tmp_path: Path) -> None:
+    words = ("recipe=synthetic", "synthetic.delay_ms.talker=1")
+    loads = ("--concurrency", "1,4", "--rate", "200", "--requests", "6")
+    size = ("--prompt-tokens", "20", "--text-tokens", "5", "--frames", "9")
+    with leaves_nothing():
+        done = omni("bench", "run", *words, *loads, *size, "--json", "b.json", "--write", "page.md", cwd=tmp_path)
+    assert done.code == 0, done.err
+    check_trace(done.run)
+    starts = [event for event in done.events if event["kind"] == "process_started"]
+    assert len(starts) == 3  # one deployment for all loads
+    measured = json.loads((tmp_path / "b.json").read_text())
+    assert measured == json.loads((done.run / "bench.json").read_text())
+    assert measured["plan_digest"] == json.loads((done.run / "plan.json").read_text())["digest"]
+    assert (done.run / "bench.svg").read_text().startswith("<svg ")
+    assert [(level["done"], level["failed"]) for level in measured["levels"]] == [(6, [])] * 3
+    for level in measured["levels"]:
+        figures = {key: figure["samples"] for key, figure in level["figures"].items()}
+        assert figures["prompt_tokens"] == [20] * 6
+        assert figures["audio_s"] == [9 * 1920 / 24_000] * 6
+        assert len(figures["ttft_ms"]) == len(figures["ttfa_ms"]) == len(figures["rtf"]) == 6
+        assert min(figures["talker_frame_ms"]) >= 1  # what the delay makes of it
+        assert 0 < figures["talker_busy"][0] <= 1
+    admitted = [event for event in done.events if event["kind"] == "request_admitted"]
+    assert len(admitted) == 3 * 6 + 1 + 4 + 6  # the warm-ups are made, and counted nowhere
+    page = (tmp_path / "page.md").read_text()
+    assert "<!-- omni bench run synthetic auto: begin -->" in page
+    repeats = f"omni bench run {' '.join((*words, *loads, *size))} --seed 0"
+    assert f"`{repeats}`" in page
+    assert repeats == measured["command"]
+    assert "| 200 a second | 6 | 0 |" in page
+
+
+def test_a_request_that_fails_under_load_is_named_and_fails_the_command(tmp_path: Path) -> None:
+    words = ("recipe=synthetic", "synthetic.fail.stage=talker", "synthetic.fail.at=3", "synthetic.fail.times=3")
+    with leaves_nothing():
+        done = omni("bench", "run", *words, "--frames", "5", "--requests", "4", cwd=tmp_path)
+    assert done.code == 1
+    (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
+    assert level["warm_up_failed"] == 1
+    assert (level["done"], len(level["failed"])) == (2, 2)
+    assert "talker" in level["failed"][0]["error"]
+    assert "talker" in done.err
+
+
+def test_text_alone_of_the_whole_deployment(tmp_path: Path) -> None:
+    done = omni("bench", "run", "recipe=synthetic", "--text-only", "--requests", "3", cwd=tmp_path)
+    assert done.code == 0, done.err
+    (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
+    assert list(level["steps"]) == ["thinker"]
+    assert {"ttfa_ms", "rtf", "xrt"} & set(level["figures"]) == set()
+    refused = omni("bench", "run", "recipe=synthetic", "deploy.outputs=[audio]", "--text-only", cwd=tmp_path)
+    assert (refused.code, "text is not deployed" in refused.err) == (2, True)

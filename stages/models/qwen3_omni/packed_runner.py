@@ -16,6 +16,7 @@ from stages.models.qwen3_omni.modules import Source
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES
 from stages.runners.base import RowResult
+from stages.runners.graphs import BucketGraphs
 from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout, block_bytes
 from stages.runners.sampler import Sampler
 from stages.schedulers.base import KVCapacity, Row
@@ -66,6 +67,8 @@ class PackedRunner(StageRunner[State]):
     _slots: Slots
     _sampler: Sampler
     _most_blocks: int
+    _captured: BucketGraphs[Any, Any] | None = None
+    _replays_before = 0
 
     def _open_cache(self, decoder: Any, source: Source, *, context: int) -> None:
         """`decoder` is its configuration; `context` the most tokens of a sequence."""
@@ -107,6 +110,11 @@ class PackedRunner(StageRunner[State]):
     def kv_capacity(self) -> KVCapacity | None:
         return KVCapacity(blocks=self._cache.blocks, block_tokens=self._cache.block_tokens)
 
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """`graph_replays` of the last step, if it was captured."""
+        replays = 0 if self._captured is None else self._captured.replays - self._replays_before
+        return (("graph_replays", replays),) if replays else ()
+
     def preempt(self, uids: tuple[int, ...]) -> None:
         for uid in uids:
             self._tables.drop(uid)
@@ -124,6 +132,8 @@ class PackedRunner(StageRunner[State]):
             self._sampler.close(slot)
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        if self._captured is not None:
+            self._replays_before = self._captured.replays
         with torch.inference_mode():
             results: dict[int, RowResult] = {}
             ready = []

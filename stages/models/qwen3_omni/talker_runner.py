@@ -94,6 +94,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
             self._graphs = TalkerGraphs(
                 self._talker, self._cache, rows=slots, blocks=self._most_blocks, spare=slots, graphs=True
             )
+            self._captured = self._graphs.graphs
         self._defaults = sampling_defaults(self._folder, "talker")
         return held + int(table.numel() * table.element_size())
 

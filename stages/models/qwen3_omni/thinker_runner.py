@@ -77,6 +77,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             self._graphs = ThinkerGraphs(
                 self._thinker, self._cache, rows=self._spec.max_batch, blocks=self._most_blocks, graphs=True
             )
+            self._captured = self._graphs.graphs
         self._features = FeatureCache(_FEATURE_BYTES)
         self._counts = {"encoded_media": 0, "reused_media": 0}
         self._processor = load_processor(self._folder, config, dummy=source.dummy)
@@ -97,8 +98,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         self.end(-1)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
-        replays = self._graphs.graphs.replays if self._graphs is not None else 0
-        return tuple((name, count) for name, count in (*self._counts.items(), ("graph_replays", replays)) if count)
+        return (*super().counters(), *((name, count) for name, count in self._counts.items() if count))
 
     def _open(self, request: StageRequest) -> ThinkerRequest:
         if not request.conversation:

@@ -12,10 +12,14 @@ Every edge can be fed whole or piece by piece, and gives the same result either 
 """
 
 from collections.abc import Mapping
+from random import Random
+from string import ascii_lowercase
+from typing import Any
 
 from stages.config import StageTuning
-from stages.models.registry import FamilyContract, InputContract, StageContract
+from stages.models.registry import FamilyContract, InputContract, RequestSize, StageContract
 from stages.models.synthetic.options import DagOptions, SyntheticOptions
+from stages.models.synthetic.tokens import TOKEN_WIDTH
 
 MEDIA = ("image", "audio", "video")
 MAX_FRAMES_A_ROW = 64  # of code2wav and mixer: a step's piece of audio is at most 64 * 1920 samples
@@ -45,6 +49,13 @@ def _edge_bytes(model_path: str, producer: str, consumer: str) -> int:
     return 2 << 20 if consumer == "request" else 1 << 20
 
 
+def _sized(size: RequestSize, draw: Random) -> Mapping[str, Any]:
+    """The answer is the prompt, so this has as many words, each a token with the blank before it."""
+    words = ("".join(draw.choices(ascii_lowercase, k=TOKEN_WIDTH - 2)) for _ in range(size.text_tokens))
+    own = {"frames": size.frames, "prompt_tokens": size.prompt_tokens}
+    return {"prompt": " ".join(words), "synthetic": own}
+
+
 CONTRACTS: Mapping[str, FamilyContract] = {
     "synthetic": FamilyContract(
         name="synthetic",
@@ -57,6 +68,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         has_weights=False,
         options=SyntheticOptions,
         edge_bytes=_edge_bytes,
+        sized=_sized,
     ),
     "synthetic_dag": FamilyContract(
         name="synthetic_dag",
@@ -71,5 +83,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         has_weights=False,
         options=DagOptions,
         edge_bytes=_edge_bytes,
+        sized=_sized,
     ),
 }

@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from stages.errors import RequestRefused
 from stages.messages import ChatMessage, Part
 from stages.models.qwen3_omni import modules
+from stages.models.qwen3_omni.contract import sized
 from stages.models.qwen3_omni.processing import ModelInputs, Processor, load_processor, thin_out
+from stages.models.registry import RequestSize
 
 NOISE = np.random.default_rng(2)
 
@@ -36,6 +39,14 @@ def test_turns_are_laid_out_by_the_chat_template(processor: Processor) -> None:
     assert processor.encode(conversation, {}).input_ids.tolist() == processor.codec.encode(
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi there<|im_end|>\n<|im_start|>assistant\n"
     )
+
+
+@pytest.mark.parametrize("tokens", [9, 100, 513])
+def test_a_request_for_measuring_has_the_prompt_that_was_asked_for(processor: Processor, tokens: int) -> None:
+    size = RequestSize(prompt_tokens=tokens, text_tokens=1, frames=1)
+    prompts = [str(sized(size, Random(seed))["prompt"]) for seed in (1, 2)]
+    assert prompts[0] != prompts[1]
+    assert [len(encode(processor, text(prompt)).input_ids) for prompt in prompts] == [tokens] * 2
 
 
 @pytest.mark.parametrize(
