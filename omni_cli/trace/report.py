@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
+from omni_cli.trace.batches import Batches
 from omni_cli.trace.summary import EdgeFlow, OutputFlow, ProcessSummary, RequestSummary, RunSummary, StageSpan
 
 
@@ -17,6 +18,7 @@ def report(run: RunSummary, requests: Iterable[RequestSummary]) -> dict[str, Any
         "whole": run.whole,
         "total_ms": _ms(run.last_ns - run.first_ns),
         "processes": [_process(process, run.first_ns) for process in run.processes],
+        "stages": [_batches(batches) for batches in run.stages.values()],
         "requests": [_request(request, run.first_ns) for request in requests],
     }
 
@@ -38,6 +40,19 @@ def _process(process: ProcessSummary, start_ns: int) -> dict[str, Any]:
     }
 
 
+def _batches(batches: Batches) -> dict[str, Any]:
+    return {
+        "stage": batches.stage,
+        "steps": batches.steps,
+        "rows_a_step": round(batches.rows_a_step, 6),
+        "units": batches.units,
+        "mixed_steps": batches.mixed,
+        "ages": batches.ages,
+        "counters": dict(batches.counters),
+        "frames_a_unit": batches.frames_a_unit,
+    }
+
+
 def _request(request: RequestSummary, start_ns: int) -> dict[str, Any]:
     error = request.error
     return {
@@ -51,13 +66,13 @@ def _request(request: RequestSummary, start_ns: int) -> dict[str, Any]:
         "total_ms": _ms(request.total_ns),
         "ttft_ms": _ms(request.ttft_ns),
         "ttfa_ms": _ms(request.ttfa_ns),
-        "stages": [_stage(span, start_ns) for span in request.stages.values()],
+        "stages": [_stage(request, span, start_ns) for span in request.stages.values()],
         "edges": [_edge(edge) for edge in request.edges.values()],
         "outputs": [_output(request, output) for output in request.outputs.values()],
     }
 
 
-def _stage(span: StageSpan, start_ns: int) -> dict[str, Any]:
+def _stage(request: RequestSummary, span: StageSpan, start_ns: int) -> dict[str, Any]:
     return {
         "stage": span.stage,
         "process": span.process,
@@ -69,6 +84,7 @@ def _stage(span: StageSpan, start_ns: int) -> dict[str, Any]:
         "run_ms": _ms(span.run_ns),
         "stall_ms": _ms(span.stall_ns),
         "total_ms": _ms(span.total_ns),
+        "lead_ms": _ms(request.lead_ns(span.stage)),
         "steps": len(span.steps),
         "units": span.units,
     }

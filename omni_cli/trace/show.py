@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from omni_cli.trace.batches import Batches
 from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan, type_of
 from omni_cli.trace.timeline import MARKS, QUEUE, RUN, STALL, STYLES, WAIT, Phase, Timeline
 
@@ -22,6 +23,8 @@ def show(console: Console, run: RunSummary, requests: Sequence[RequestSummary]) 
     console.print(_headline(run), no_wrap=True, overflow="ellipsis")
     if run.processes:
         console.print(_processes(run))
+    for batches in run.stages.values():
+        console.print(Text(plain(_batches(batches)), overflow="fold"))
     if len(requests) > DETAILED:
         console.print(_overview(requests))
         console.print(Text("--request ID shows one of them in full", style="dim"))
@@ -89,6 +92,16 @@ def _processes(run: RunSummary) -> Table:
     return table
 
 
+def _batches(batches: Batches) -> str:
+    text = f"{batches.stage}: {batches.steps} steps of {batches.rows_a_step:.1f} rows"
+    if batches.mixed:
+        text += f", {batches.mixed} with prefill and decode, of up to {batches.ages} ages"
+    if batches.frames_a_unit is not None:
+        text += f", {batches.frames_a_unit:.2f} frames computed for each that was emitted"
+    counters = [f"{name} {count}" for name, count in batches.counters.items() if count]
+    return f"{text} ({', '.join(counters)})" if counters else text
+
+
 def _overview(requests: Sequence[RequestSummary]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("request", overflow="ellipsis", no_wrap=True, max_width=ID_WIDTH)
@@ -127,7 +140,7 @@ def _request(request: RequestSummary, width: int) -> Iterator[RenderableType]:
         yield Padding(Text(plain(request.reason), style="yellow"), (0, 0, 0, 2))
     if request.stages:
         yield Padding(_stages(request, width), (0, 0, 0, 2))
-    for line in (*_outputs(request), *_edges(request)):
+    for line in (*_outputs(request), *_edges(request), *_leads(request)):
         yield Padding(Text(plain(line), overflow="fold"), (0, 0, 0, 2))
 
 
@@ -175,6 +188,15 @@ def _edges(request: RequestSummary) -> Iterator[str]:
         mean = f", hand-off {duration(edge.mean_hand_off_ns)}" if edge.got else ""
         plural = "" if edge.messages == 1 else "s"
         yield f"{edge.producer} -> {edge.consumer}: {edge.messages} message{plural}, {size(edge.nbytes)}{mean}"
+
+
+def _leads(request: RequestSummary) -> Iterator[str]:
+    """Which stages worked while the first one did."""
+    for stage in request.stages:
+        lead_ns = request.lead_ns(stage)
+        if lead_ns is not None and lead_ns > 0:
+            first = next(iter(request.stages))
+            yield f"{stage} began {duration(lead_ns)} before the last step of {first}"
 
 
 def _legend() -> Text:

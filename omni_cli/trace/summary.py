@@ -20,6 +20,7 @@ from omni_cli.runtime.events import (
     RunStarted,
     StageSubmitted,
 )
+from omni_cli.trace.batches import Batches
 from omni_cli.trace.codec import TraceEvent
 from stages.errors import ErrorInfo
 from stages.events import (
@@ -153,6 +154,14 @@ class RequestSummary:
             return None
         return (output.last_ns - self.admitted_ns) / 1e9 / output.audio_s
 
+    def lead_ns(self, stage: str) -> int | None:
+        """How long before the last step of the request's first stage the first step of `stage` began; negative where it
+        came later. None where one of them has no step."""
+        first, then = next(iter(self.stages.values()), None), self.stages.get(stage)
+        if first is None or then is None or first is then or not (first.steps and then.steps):
+            return None
+        return first.steps[-1][0] - then.steps[0][0]
+
     def _first(self, kind: str) -> int | None:
         first = [o.first_ns for o in self.outputs.values() if type_of(o.modality) == kind and o.first_ns is not None]
         return min(first) - self.admitted_ns if first else None
@@ -181,6 +190,7 @@ class RunSummary:
     first_ns: int = 0
     last_ns: int = 0
     requests: dict[int, RequestSummary] = field(default_factory=dict)
+    stages: dict[str, Batches] = field(default_factory=dict)
     processes: list[ProcessSummary] = field(default_factory=list)
 
 
@@ -200,12 +210,15 @@ def summarise(events: Iterable[TraceEvent]) -> RunSummary:
 class _Fold:
     def __init__(self) -> None:
         self.run = RunSummary()
+        self._admitted_ns: dict[int, int] = {}
 
     def see(self, source: str, event: object) -> None:
         now: int = event.end_ns if isinstance(event, StepDone) else event.t_ns  # type: ignore[attr-defined]
         self.run.first_ns = self.run.first_ns or now
         self.run.last_ns = max(self.run.last_ns, now)
         if isinstance(event, StepDone):
+            stage = source.rpartition(".")[0]
+            self.run.stages.setdefault(stage, Batches(stage)).take(event, self._admitted_ns)
             for row in event.rows:
                 span = self._span(row.uid, source)
                 if span is not None:
@@ -247,6 +260,7 @@ class _Fold:
         elif isinstance(event, ProcessDead):
             self._process_dead(event)
         elif isinstance(event, RequestAdmitted):
+            self._admitted_ns[event.uid] = event.t_ns
             self.run.requests[event.uid] = RequestSummary(
                 uid=event.uid,
                 request_id=event.request_id,

@@ -30,7 +30,9 @@ def greedy_request(
     text_tokens: int,
     codec_tokens: int,
     outputs: tuple[str, ...] = ("text", "audio"),
+    ignore_eos: bool = False,
 ) -> OmniRequest:
+    """With `ignore_eos` the limits are the lengths."""
     media: dict[str, Media] = {}
     messages = []
     for role, parts in conversation:
@@ -51,8 +53,8 @@ def greedy_request(
         outputs=outputs,
         media=Payload(tensors=tensors),
         sampling={
-            "thinker": Sampling(temperature=0.0, max_tokens=text_tokens),
-            "talker": Sampling(temperature=0.0, max_tokens=codec_tokens),
+            "thinker": Sampling(temperature=0.0, max_tokens=text_tokens, ignore_eos=ignore_eos),
+            "talker": Sampling(temperature=0.0, max_tokens=codec_tokens, ignore_eos=ignore_eos),
         },
     )
 

@@ -16,13 +16,13 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import CONTROL, Event, RequestAdmitted, RunFinished
+from omni_cli.runtime.events import CONTROL, Event, ProcessDead, RequestAdmitted, RunFinished
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import OmniRequest, RequestError
 from omni_cli.trace.check import check
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.frame import run_started
-from stages.events import StepDone
+from stages.events import StageIdle, StepDone
 
 Moment = Callable[[str, Event, int], bool]  # (source, event, uid of the request) -> is this it?
 
@@ -59,12 +59,25 @@ class Recording:
         uid = self.uids[request]
         return [(place, e) for place, _, e in self.of(StepDone, process) if uid in {row.uid for row in e.rows}]
 
-    def findings(self) -> list[str]:
-        """What `omni trace check` would say."""
+    def trace(self) -> list[TraceEvent]:
+        """As the recorder would have written it."""
         last = RunFinished(t_ns=self.events[-1][1].t_ns + 1, live_slots=self.live_slots, events=len(self.events))
         lines = [*self.events, (CONTROL, last)]
-        trace = [TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(lines)]
-        return [finding.text for finding in check(trace)]
+        return [TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(lines)]
+
+    def findings(self) -> list[str]:
+        """What `omni trace check` would say."""
+        return [finding.text for finding in check(self.trace())]
+
+    def check_ended_well(self) -> None:
+        """The trace is clean, no slot is in use, and the last word of every process is that it holds nothing."""
+        assert self.findings() == []
+        assert self.live_slots == 0
+        for _, _, dead in list(self.of(ProcessDead)):
+            own = [event for source, event in self.events if source == dead.process]
+            assert isinstance(own[-1], StageIdle), own[-1]
+            assert all(value == 0 for _, value in own[-1].gauges)
+            assert dict(own[-1].gauges)["requests"] == 0
 
 
 class Session:
@@ -87,6 +100,21 @@ class Session:
         except RequestError as error:
             self.recording.errors[request.request_id] = error
 
+    async def in_turn(self, requests: Sequence[OmniRequest], process: str = "thinker.0") -> None:
+        """Each comes while all those before it decode in one step of the process."""
+        started = [asyncio.ensure_future(self.one(requests[0]))]
+
+        def follow(source: str, event: Event) -> bool:
+            at = [row.position for row in event.rows] if isinstance(event, StepDone) and source == process else []
+            if len(started) < len(requests) and len(at) == len(started) and min(at) >= 1:
+                started.append(asyncio.ensure_future(self.one(requests[len(started)])))
+            return len(started) == len(requests)
+
+        self.recording.watches.append(follow)
+        await started[0]
+        assert len(started) == len(requests), "the first has ended before the last came"
+        await asyncio.gather(*started)
+
     def cancel_at(self, request: str, moment: Moment) -> None:
         """Cancels the request when an event is heard that is the moment."""
         loop = asyncio.get_running_loop()
@@ -101,11 +129,11 @@ class Session:
         self.recording.watches.append(watch)
 
 
-def record(plan: ExecutionPlan, act: Callable[[Session], object]) -> Recording:
-    """Starts the plan, lets `act` (a coroutine function) work with it, stops it."""
+def record(plan: ExecutionPlan, act: Callable[[Session], object], *, media_bytes: int = 0) -> Recording:
+    """Starts the plan, lets `act` (a coroutine function) work with it, stops it. `media_bytes`: as in `stage_specs`."""
     recording, run_id = Recording(), secrets.token_hex(4)
     recording.hear(CONTROL, run_started(plan, run_id, datetime.now(UTC)))
-    running = LocalLauncher(plan, stage_specs(plan, run_id), listener=recording.hear).start()
+    running = LocalLauncher(plan, stage_specs(plan, run_id, media_bytes=media_bytes), listener=recording.hear).start()
 
     async def drive() -> None:
         async with OmniEngine(plan, running, listener=recording.hear) as engine:

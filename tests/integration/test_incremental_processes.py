@@ -1,18 +1,16 @@
 """Synthetic stages over real processes, fed piece by piece: same answers as whole, bounded rings, cancels, limits."""
 
-import asyncio
-
 import pytest
 
-from omni_cli.runtime.events import ProcessDead, RequestAdmitted, StageSubmitted
+from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
 from omni_cli.runtime.request import OmniRequest
+from omni_cli.trace.summary import summarise
 from stages.events import (
     InputReady,
     MessagePut,
     OutputProduced,
     Scheduled,
     StageFinished,
-    StageIdle,
     StepDone,
 )
 from stages.messages import ChatMessage, Part, Sampling
@@ -54,23 +52,12 @@ def sound(recording: Recording, name: str) -> bytes:
     return b"".join(bytes(payload.tensor("audio").data) for payload in payloads)
 
 
-def check_ended_well(recording: Recording) -> None:
-    """The trace is clean, no slot is in use, and the last word of every process is that it holds nothing."""
-    assert recording.findings() == []
-    assert recording.live_slots == 0
-    for _, _, dead in list(recording.of(ProcessDead)):
-        own = [event for source, event in recording.events if source == dead.process]
-        assert isinstance(own[-1], StageIdle), own[-1]
-        assert all(value == 0 for _, value in own[-1].gauges)
-        assert dict(own[-1].gauges)["requests"] == 0
-
-
 MODES = pytest.mark.parametrize("mode", [(), INCREMENTAL], ids=["complete", "incremental"])
 
 
 def check_answers(recording: Recording, requests: list[OmniRequest]) -> None:
     """Those of each request alone."""
-    check_ended_well(recording)
+    recording.check_ended_well()
     assert not recording.errors
     for request in requests:
         outputs, frames = recording.outputs[request.request_id], request.options.frames
@@ -110,7 +97,7 @@ def test_stages_of_one_request_overlap_and_wait_for_their_input():
         await session.one(ask("streamed", SyntheticOptions(delay_ms=delays, frames=12)))
 
     recording = record(plan_of("recipe=synthetic", *INCREMENTAL), act)
-    check_ended_well(recording)
+    recording.check_ended_well()
     thinker = recording.steps("thinker.0", "streamed")
     code2wav = recording.steps("code2wav.0", "streamed")
     assert code2wav[0][1].t_ns < thinker[-1][1].t_ns, "the first sound comes before the last word"
@@ -123,31 +110,15 @@ def test_a_step_holds_requests_of_different_ages_one_of_them_in_prefill():
     tight = ("deploy.stages.thinker.step_tokens=8", "deploy.stages.thinker.kv_blocks=60")
 
     async def act(session):
-        recording = session.recording
-        late = []
-
-        def follow(source, event):
-            """One more request each time that the one before it has decoded a little."""
-            at = [row.position for row in event.rows] if isinstance(event, StepDone) and source == "thinker.0" else []
-            if len(at) == len(late) + 1 and min(at) >= 1:
-                late.append(asyncio.ensure_future(session.one(ask(f"late {len(late)}", new))))
-            return len(late) == 2
-
-        recording.watches.append(follow)
-        await session.one(ask("early", old, text=WORDS * 4))
-        await asyncio.gather(*late)
+        late = [ask(f"late {number}", new) for number in (0, 1)]
+        await session.in_turn([ask("early", old, text=WORDS * 4), *late])
 
     recording = record(plan_of("recipe=synthetic", *tight, *INCREMENTAL), act)
-    check_ended_well(recording)
+    recording.check_ended_well()
     assert not recording.errors
-    admitted = {event.uid: event.t_ns for _, _, event in recording.of(RequestAdmitted)}
-    shared = [
-        event
-        for _, _, event in recording.of(StepDone, "thinker.0")
-        if len({admitted[row.uid] for row in event.rows}) == 3
-        and {row.phase for row in event.rows} == {"prefill", "decode"}
-    ]
-    assert shared
+    thinker = summarise(recording.trace()).stages["thinker"]
+    assert thinker.ages == 3
+    assert thinker.mixed
 
 
 def step_of(process, **has):
@@ -216,7 +187,7 @@ def test_a_cancel_in_any_phase_leaves_nothing_and_the_others_alone():
     tokens = len(WORDS.split())
     assert sum(row.units for _, event in recording.steps("thinker.0", "after") for row in event.rows) == tokens
     assert len(recording.steps("talker.0", "after")) == 2 + 3 * tokens - 1, "the prompt in two chunks, then every step"
-    check_ended_well(recording)
+    recording.check_ended_well()
 
 
 @MODES
@@ -227,7 +198,7 @@ def test_a_limit_says_so_up_to_the_result(mode):
         await session.all_of([ask("cut", sampling=limits), ask("whole")])
 
     recording = record(plan_of("recipe=synthetic", *mode), act)
-    check_ended_well(recording)
+    recording.check_ended_well()
     assert {m: output.reason for m, output in recording.outputs["cut"].items()} == dict.fromkeys(
         ("text", "audio"), "length"
     )

@@ -92,11 +92,8 @@ def streamed(folder: Path) -> Streamed:
 
 def speech(index: int, frames: int) -> OmniRequest:
     """So many frames, whatever the model would say."""
-    asked = greedy_request(
-        f"{index}", CONVERSATIONS["text"], text_tokens=TEXT_TOKENS, codec_tokens=frames + 1, outputs=("audio",)
-    )
-    sampling = {stage: dataclasses.replace(found, ignore_eos=True) for stage, found in asked.sampling.items()}
-    return dataclasses.replace(asked, sampling=sampling)
+    lengths = {"text_tokens": TEXT_TOKENS, "codec_tokens": frames + 1, "ignore_eos": True}
+    return greedy_request(f"{index}", CONVERSATIONS["text"], outputs=("audio",), **lengths)
 
 
 def test_all_samples_of_every_length(streamed: Streamed, folder: Path) -> None:

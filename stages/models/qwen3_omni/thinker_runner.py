@@ -79,7 +79,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             )
             self._captured = self._graphs.graphs
         self._features = FeatureCache(_FEATURE_BYTES)
-        self._counts = {"encoded_media": 0, "reused_media": 0}
+        self._counts = {"encoded_media": 0, "reused_media": 0, "hidden_rows": 0}
         self._processor = load_processor(self._folder, config, dummy=source.dummy)
         self._defaults = sampling_defaults(self._folder, "thinker")
         return held
@@ -233,10 +233,12 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         else:
             media = MediaStep.of([(packed, part) for _, packed, part in shown])
             hidden, accepted = self._thinker.hidden_with_media(ids, positions, layout, media)
-            pieces = accepted.cpu().split([len(packed) for _, packed, _ in shown])
-            for (state, _, _), piece in zip(shown, pieces, strict=True):
+            begin = 0
+            for state, packed, _ in shown:
                 if state.request.consumers and not state.handed:
-                    state.accepted.append(piece)
+                    state.accepted.append(accepted[begin : begin + len(packed)].cpu())
+                    self._counts["hidden_rows"] += len(packed)
+                begin += len(packed)
         for row, state in zip(rows, states, strict=True):
             if row.start + row.tokens >= len(_prompt(state)):
                 state.rows = None  # the prompt is in the cache

@@ -48,6 +48,22 @@ def test_the_callers_trace_is_named():
     assert [request["traceparent"] for request in found if request["id"] == "r2"] == ["00-0af7-b7ad-01"]
 
 
+def test_batches_and_leads_are_told():
+    run = summarise(SCENARIOS["finished"](1))
+    talker, request = run.stages["talker"], run.requests[1]
+    talker.mixed, talker.ages = 4, 3
+    talker.counters.update(frames_computed=talker.units, context_rows=7)
+    request.stages["talker"].steps.insert(0, (request.stages["thinker"].steps[-1][0] - 5_000, 0))
+    file = io.StringIO()
+    show(Console(file=file, width=200), run, [request])
+    assert (
+        f"talker: {talker.steps} steps of {talker.rows_a_step:.1f} rows, 4 with prefill and decode" in file.getvalue()
+    )
+    assert "of up to 3 ages, 1.00 frames computed for each that was emitted" in file.getvalue()
+    assert "context_rows 7" in file.getvalue()
+    assert "talker began 5 us before the last step of thinker" in file.getvalue()
+
+
 def test_a_pipe_gets_plain_text_and_a_terminal_colours():
     trace = SCENARIOS["finished"](1)
     assert "\x1b" not in shown(trace)

@@ -157,6 +157,45 @@ def test_steps_that_overlap_count_once(run):
     assert span.run_ns == WORK_MS["talker"] * MS  # the next step covers the rest
 
 
+def test_batches_tell_of_ages_mixed_steps_and_frames_decoded_twice():
+    events: list[tuple[str, object]] = [
+        (
+            CONTROL,
+            RequestAdmitted(
+                t_ns=uid // 2 * MS, uid=uid, request_id=f"r{uid}", seed=0, outputs=(), stages=STAGES, timeout_s=None
+            ),
+        )
+        for uid in range(2, 8)
+    ]  # two at a time
+    steps = (
+        [(2, "prefill", 0), (3, "prefill", 0)],  # of one age
+        [(2, "decode", 1), (4, "decode", 1), (6, "decode", 1)],  # of three, but none in prefill
+        [(3, "decode", 1), (5, "prefill", 0)],  # of two
+    )
+    for index, rows in enumerate(steps):
+        found = tuple(StepRow(uid=uid, phase=phase, position=3, units=units) for uid, phase, units in rows)
+        counters = (("frames_computed", 2), ("context_rows", 0))
+        events.append(("talker.1", StepDone(index=index, t_ns=0, end_ns=1, rows=found, counters=counters)))
+    run = summarise(trace_of(*events))
+    talker = run.stages["talker"]
+    assert (talker.steps, talker.rows, talker.units, talker.mixed, talker.ages) == (3, 7, 4, 1, 2)
+    assert talker.counters == {"frames_computed": 6, "context_rows": 0}
+    assert talker.frames_a_unit == 1.5
+    (told,) = report(run, [])["stages"]
+    assert (told["stage"], told["mixed_steps"], told["ages"], told["frames_a_unit"]) == ("talker", 1, 2, 1.5)
+
+
+def test_the_lead_is_to_the_last_step_of_the_first_stage(run):
+    request = run.requests[1]
+    assert request.lead_ns("thinker") is None
+    begin, last = request.stages["talker"].steps[0][0], request.stages["thinker"].steps[-1][0]
+    assert request.lead_ns("talker") == last - begin < 0
+    request.stages["code2wav"].steps[0] = (last - 7, last)
+    assert request.lead_ns("code2wav") == 7
+    request.stages["talker"].steps.clear()
+    assert request.lead_ns("talker") is None
+
+
 def test_failed_and_cancelled_requests_appear_with_what_they_came_to():
     error = ErrorInfo(kind="Boom", message="asked for", fault="server", stage="thinker")
     events: list[tuple[str, object]] = []
