@@ -5,19 +5,16 @@ It opens and decodes media; it starts nothing.
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from omni_cli.config.load import LoadedConfig
-from omni_cli.config.report import Problem
 from omni_cli.config.request import RequestLine
-from omni_cli.config.schema import RequestConfig
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
-from stages.models.registry import contract
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +40,7 @@ class Task:
         """The same task, or a failed one if this plan cannot do what it asks for."""
         if self.line is None:
             return self
-        problems = [*request_problems(plan, self.line.request), *_unreported(self.line.request, plan)]
+        problems = request_problems(plan, self.line.request)
         if not problems:
             return self
         return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
@@ -129,12 +126,3 @@ def _digest(line: RequestLine, outputs: Sequence[str], talk: Conversation) -> st
         "media": [fact.sha256 for fact in talk.facts],
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-
-
-def _unreported(request: RequestConfig, plan: ExecutionPlan) -> Iterator[Problem]:
-    """What a stage is asked to report and cannot."""
-    stages = contract(plan.family).stages
-    for stage, sampling in request.sampling.items():
-        if sampling.logprobs is not None and not stages[stage].logprobs:
-            message = f"{stage} reports no log probabilities; leave it out"
-            yield Problem(key=f"sampling.{stage}.logprobs", message=message)

@@ -4,6 +4,7 @@ from omni_cli.config.nearest import nearest
 from omni_cli.config.report import Problem
 from omni_cli.config.schema import RequestConfig
 from omni_cli.plan.model import ExecutionPlan
+from stages.models.registry import contract
 
 
 def request_problems(plan: ExecutionPlan, request: RequestConfig, prefix: str = "") -> tuple[Problem, ...]:
@@ -20,6 +21,11 @@ def request_problems(plan: ExecutionPlan, request: RequestConfig, prefix: str = 
             problems.append(Problem(key=f"{prefix}modalities", message=f"{message} (deploy.outputs)"))
     if request.voice is not None and request.voice.lower() not in {voice.lower() for voice in plan.voices}:
         problems.append(Problem(key=f"{prefix}voice", message=_voice(request.voice, plan)))
+    stages = contract(plan.family).stages
+    for stage, sampling in request.sampling.items():
+        if sampling.logprobs is not None and not stages[stage].logprobs:
+            message = f"{stage} reports no log probabilities; leave it out"
+            problems.append(Problem(key=f"{prefix}sampling.{stage}.logprobs", message=message))
     return tuple(problems)
 
 

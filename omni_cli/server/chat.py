@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server import sse
 from omni_cli.server.errors import bad_request
 from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.logprobs import PlacedLog, TokenLogs, chat_logprobs
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Prepared, Preparer
 from omni_cli.server.protocol import ChatRequest
@@ -34,6 +35,8 @@ class Choice:
     request: OmniRequest
     sound: Sound | None
     index: int
+    logs: TokenLogs = field(default_factory=TokenLogs)
+    fresh: list[PlacedLog] = field(default_factory=list)
     text: str = ""
     reason: str | None = None
     prompt_tokens: int = 0
@@ -48,7 +51,8 @@ class Choice:
         return f"audio_{self.request.request_id}"
 
     def take(self, chunk: OutputChunk) -> dict[str, Any]:
-        """Adds a piece; what a streaming client is told of it, empty if nothing."""
+        """Adds a piece; what a streaming client is told of it, empty if nothing. `fresh` has its tokens then."""
+        self.fresh = self.logs.take(chunk) if chunk.modality == "text" else []
         if chunk.modality == "text":
             self.text += chunk.text
             self.text_tokens += chunk.units
@@ -162,7 +166,13 @@ def _completion(service: Service, prepared: Prepared, choices: list[Choice]) -> 
         "created": int(time.time()),
         "model": service.name,
         "choices": [
-            {"index": c.index, "message": c.message(), "finish_reason": c.reason, "logprobs": None} for c in choices
+            {
+                "index": c.index,
+                "message": c.message(),
+                "finish_reason": c.reason,
+                "logprobs": chat_logprobs(c.logs.all) if c.logs.all else None,
+            }
+            for c in choices
         ],
         "usage": usage(choices),
         "system_fingerprint": service.plan.digest[:12],
@@ -183,16 +193,20 @@ async def _bodies(
         **({"usage": None} if with_usage else {}),
     }
 
-    def body(choice: Choice, delta: Mapping[str, Any], reason: str | None = None) -> Mapping[str, Any]:
-        piece = {"index": choice.index, "delta": delta, "finish_reason": reason, "logprobs": None}
+    def body(
+        choice: Choice, delta: Mapping[str, Any], reason: str | None = None, logs: Sequence[PlacedLog] = ()
+    ) -> Mapping[str, Any]:
+        told = chat_logprobs(logs) if logs else None
+        piece = {"index": choice.index, "delta": delta, "finish_reason": reason, "logprobs": told}
         return {**head, "choices": [piece]}
 
     for choice in choices:
         yield body(choice, {"role": "assistant", "content": ""})
     async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
         async for choice, chunk in found:
-            if delta := choice.take(chunk):
-                yield body(choice, delta)
+            delta = choice.take(chunk)
+            if delta or choice.fresh:
+                yield body(choice, delta, logs=choice.fresh)
     for choice in choices:
         choice.end()
         spoken = choice.sound is not None

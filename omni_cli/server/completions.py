@@ -1,7 +1,7 @@
 """POST /v1/completions: text in, text out. The prompt is one user turn of the model's chat template."""
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -13,6 +13,7 @@ from omni_cli.server import sse
 from omni_cli.server.chat import Choice, collect, pieces, share_dropped, usage
 from omni_cli.server.errors import bad_request
 from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.logprobs import PlacedLog, completion_logprobs
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import CompletionRequest
@@ -48,11 +49,14 @@ async def completions(
         bodies = _bodies(service, head, choices, with_usage)
         return EventStream(sse.events(bodies), sse.MEDIA_TYPE, held, share_dropped(choices))
     await unless_client_leaves(request, collect(service, choices))
-    return JSONResponse({**head, "choices": [_piece(c, c.text, c.reason) for c in choices], "usage": usage(choices)})
+    return JSONResponse(
+        {**head, "choices": [_piece(c, c.text, c.reason, c.logs.all) for c in choices], "usage": usage(choices)}
+    )
 
 
-def _piece(choice: Choice, text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": choice.index, "text": text, "finish_reason": reason, "logprobs": None}
+def _piece(choice: Choice, text: str, reason: str | None, logs: Sequence[PlacedLog] = ()) -> dict[str, Any]:
+    told = completion_logprobs(logs) if logs else None
+    return {"index": choice.index, "text": text, "finish_reason": reason, "logprobs": told}
 
 
 async def _bodies(
@@ -61,8 +65,8 @@ async def _bodies(
     async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
         async for choice, chunk in found:
             choice.take(chunk)
-            if chunk.text:
-                yield {**head, "choices": [_piece(choice, chunk.text, None)]}
+            if chunk.text or choice.fresh:
+                yield {**head, "choices": [_piece(choice, chunk.text, None, choice.fresh)]}
     for choice in choices:
         yield {**head, "choices": [_piece(choice, "", choice.reason)]}
     if with_usage:

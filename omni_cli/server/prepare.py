@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.config.request import request_line
-from omni_cli.config.schema import ServeConfig
+from omni_cli.config.schema import RequestConfig, ServeConfig
 from omni_cli.errors import InputError
 from omni_cli.inputs.conversation import Conversation, ConversationBuilder
 from omni_cli.inputs.limits import InputLimits
@@ -40,7 +40,7 @@ log = logging.getLogger("omni.server")
 # OpenAI's names of what belongs to the stage that writes the text.
 _TEXT_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 # What leaves the answer as it is (null, 0, false, nothing) may stand there; anything else is refused.
-_UNSUPPORTED = ("logprobs", "top_logprobs", "store")
+_UNSUPPORTED = ("store",)
 _UNSUPPORTED_WITHOUT_WEIGHTS = ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
 
 DEFAULT_VOICE = "default"  # on every recipe: whoever speaks if nobody is named. Clients cannot leave the voice out
@@ -75,13 +75,16 @@ class Preparer:
             and "audio" not in {modality.partition("_")[0] for modality in body.modalities}
         ):
             raise bad_request("audio: is given, and modalities asks for none", param="audio")
-        settings = self._settings(body, limit, modalities=body.modalities, voice=voice)
+        if body.top_logprobs is not None and not body.logprobs:
+            raise bad_request("top_logprobs needs logprobs=true", param="top_logprobs")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        settings = self._settings(body, limit, modalities=body.modalities, voice=voice, logprobs=logprobs)
         settings, options = self._checked(settings, body)
         talk = await self.conversation(body.messages)
         return self._requests("chatcmpl", body, settings, options, talk, traceparent)
 
     async def completion(self, body: CompletionRequest, prompt: str, traceparent: str | None = None) -> Prepared:
-        settings = self._settings(body, body.max_tokens, modalities=["text"], voice=None)
+        settings = self._settings(body, body.max_tokens, modalities=["text"], voice=None, logprobs=body.logprobs)
         settings, options = self._checked(settings, body)
         talk = await asyncio.to_thread(self._build, [ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))])
         return self._requests("cmpl", body, settings, options, talk, traceparent)
@@ -137,27 +140,33 @@ class Preparer:
         """ApiError 400 for a setting that would change the answer and that nothing here follows."""
         has_weights = self.service.loaded.family.has_weights
         for name in _UNSUPPORTED if has_weights else (*_UNSUPPORTED, *_UNSUPPORTED_WITHOUT_WEIGHTS):
-            value = getattr(body, name, None)
-            if value or (name == "logprobs" and value is not None and value is not False):
+            if getattr(body, name, None):
                 who = "this server" if name in _UNSUPPORTED else f"recipe {self.service.plan.recipe}"
                 raise bad_request(f"{name}: is not supported by {who}", param=name, code="unsupported_parameter")
-        for stage, sampling in (body.sampling or {}).items():
-            if sampling.logprobs is not None:
-                where = f"sampling.{stage}.logprobs"
-                raise bad_request(f"{where}: is not supported by this server", param=where)
 
     def _settings(
-        self, body: Sampled, max_tokens: int | None, *, modalities: list[str] | None, voice: str | None
+        self,
+        body: Sampled,
+        max_tokens: int | None,
+        *,
+        modalities: list[str] | None,
+        voice: str | None,
+        logprobs: int | None = None,
     ) -> dict[str, Any]:
         """The body's settings as a line of a batch would say them."""
         self._refuse_unsupported(body)
-        writer = self.service.plan.outputs.get("text")
+        plan = self.service.plan
+        writer = plan.outputs.get("text")
+        if logprobs is not None and (writer is None or not self.service.loaded.family.stages[writer].logprobs):
+            raise bad_request(f"logprobs: are not supported by recipe {plan.recipe}", param="logprobs")
         sampling: dict[str, dict[str, Any]] = {
             stage: config.model_dump(exclude_unset=True) for stage, config in (body.sampling or {}).items()
         }
         own = {name: getattr(body, name) for name in _TEXT_SAMPLING if getattr(body, name) is not None}
         if max_tokens is not None:
             own["max_tokens"] = max_tokens
+        if logprobs is not None:
+            own["logprobs"] = logprobs
         if body.stop:
             own["stop"] = [body.stop] if isinstance(body.stop, str) else list(body.stop)
         if own and writer is not None:
@@ -186,6 +195,9 @@ class Preparer:
         problems = request_problems(self.service.plan, checked.request)
         if problems:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
+        asked = checked.request.modalities
+        if asked is not None and "text" not in asked and _logged(checked.request):
+            raise bad_request("logprobs: are of the text, which modalities leaves out", param="logprobs")
         return checked.request, checked.options
 
     def _requests(
@@ -225,6 +237,10 @@ class Preparer:
                 for choice in range(choices)
             ),
         )
+
+
+def _logged(request: RequestConfig) -> bool:
+    return any(sampling.logprobs is not None for sampling in request.sampling.values())
 
 
 def _url(value: MediaUrl | str) -> str:

@@ -2,12 +2,11 @@
 
 import base64
 import re
-from collections.abc import Iterator
 
 import openai
 import pytest
 
-from tests.server.serving import Server, serving
+from tests.server.serving import Server
 
 ASKED = {
     "model": "qwen3_omni",
@@ -16,12 +15,6 @@ ASKED = {
     "max_tokens": 8,
     "extra_body": {"sampling": {"talker": {"max_tokens": 12}}},
 }
-
-
-@pytest.fixture(scope="module")
-def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("recipe=qwen3_omni", cwd=tmp_path_factory.mktemp("qwen")) as one:
-        yield one
 
 
 @pytest.fixture
