@@ -23,6 +23,11 @@ class Admission:
         self.draining = False
 
     @property
+    def capacity(self) -> int:
+        """How many may be here, working or waiting."""
+        return self._places + self._max_queue
+
+    @property
     def waiting(self) -> int:
         return sum(not future.done() for future in self._waiting)
 

@@ -2,7 +2,6 @@
 
 import hmac
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cli.config.schema import ServeConfig
 from omni_cli.errors import OmniError
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.server import chat, completions, speech, system, unserved
-from omni_cli.server.errors import ApiError, api_error, bad_request
+from omni_cli.server import chat, completions, realtime, speech, system, unserved
+from omni_cli.server.errors import ApiError, api_error, invalid
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.leaving import ClientLeft
 from omni_cli.server.media import MediaSource
@@ -29,8 +28,7 @@ from omni_cli.server.service import Service
 
 _HTTP_CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
-_UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|list\[|tagged-union|function-|constrained-|is-instance")
-
+KEY_PROTOCOL = "openai-insecure-api-key."
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/version", "/")
 
 
@@ -39,7 +37,7 @@ def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> Fas
     app = App(title="omni", docs_url=None, redoc_url=None, responses=declared(401) if keys else None)
     app.state.service = service
     app.state.preparer = preparer(service, serve)
-    for routes in (system.router, chat.router, completions.router, speech.router, unserved.router):
+    for routes in (system.router, chat.router, completions.router, speech.router, realtime.router, unserved.router):
         app.include_router(routes)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
@@ -75,24 +73,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """What FastAPI would answer with 422, in OpenAI's shape."""
     if not isinstance(error, RequestValidationError):
         return await _any(request, error)
-    first = error.errors()[0]
-    if first["type"] == "json_invalid":
-        return answer(bad_request(f"the body is not JSON: {first['ctx']['error']}", code="invalid_json"))
-    unknown = first["type"] == "extra_forbidden"
-    param = _param(first["loc"]) or None
-    message = f"{param}: is not known here" if unknown else f"{param or 'body'}: {first['msg']}"
-    return answer(bad_request(message, param=param, code="unknown_parameter" if unknown else "invalid_value"))
-
-
-def _param(loc: Sequence[str | int]) -> str:
-    """`messages[0].content`; what pydantic adds to say which type of a union it tried is left out."""
-    path = ""
-    for part in loc:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part != "body" and not _UNION_BRANCH.match(part):
-            path += f".{part}" if path else part
-    return path
+    return answer(invalid(error.errors()[0]))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -151,7 +132,10 @@ class BodyLimit:
 
 
 class ApiKeys:
-    """Lets in who presents a key as `Authorization: Bearer KEY`; health and the page itself stay open."""
+    """Lets in who presents a key as `Authorization: Bearer KEY`; health and the page itself stay open.
+
+    The page of a browser cannot set a header of a WebSocket: it may name the key as a subprotocol, as OpenAI's do.
+    """
 
     def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
         self._app = app
@@ -161,9 +145,6 @@ class ApiKeys:
         if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._known(scope):
             await self._app(scope, receive, send)
             return
-        if scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008, "reason": "invalid API key"})
-            return
         refusal = ApiError(401, "this server needs an API key: Authorization: Bearer KEY", "invalid_api_key")
         refusal.headers["WWW-Authenticate"] = "Bearer"
         await answer(refusal)(scope, receive, send)
@@ -171,5 +152,8 @@ class ApiKeys:
     def _known(self, scope: Scope) -> bool:
         """Compares with every key in constant time, also after one has matched."""
         given = dict(scope["headers"]).get(b"authorization", b"")
-        token = given[7:] if given[:7].lower() == b"bearer " else b""
-        return sum(hmac.compare_digest(token, key) for key in self._keys) > 0
+        tokens = [given[7:]] if given[:7].lower() == b"bearer " else []
+        for protocol in scope.get("subprotocols", ()):
+            if protocol.startswith(KEY_PROTOCOL):
+                tokens.append(protocol.removeprefix(KEY_PROTOCOL).encode("utf-8", "surrogateescape"))
+        return sum(hmac.compare_digest(token, key) for token in tokens for key in self._keys) > 0

@@ -4,6 +4,8 @@ The body is OpenAI's: {"error": {"message", "type", "param", "code"}}. Client fa
 to 504; a message never holds a traceback.
 """
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +13,7 @@ from omni_cli.errors import InputError, OmniError, StageFailure
 from omni_cli.runtime.request import RequestError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+_UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|list\[|tagged-union|function-|constrained-|is-instance")
 # How a request's failure inside the engine reads over HTTP, by the kind of its error.
 _SERVER_FAULTS = {
     "DeadlineExceeded": (504, "timeout"),
@@ -41,6 +44,27 @@ class ApiError(Exception):
 
 def bad_request(message: str, *, param: str | None = None, code: str = "invalid_value") -> ApiError:
     return ApiError(400, message, code, param)
+
+
+def invalid(problem: Mapping[str, Any]) -> ApiError:
+    """What pydantic found in a body, `problem` as its `errors()` lists it."""
+    if problem["type"] == "json_invalid":
+        return bad_request(f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
+    unknown = problem["type"] == "extra_forbidden"
+    param = _param(problem["loc"]) or None
+    message = f"{param}: is not known here" if unknown else f"{param or 'body'}: {problem['msg']}"
+    return bad_request(message, param=param, code="unknown_parameter" if unknown else "invalid_value")
+
+
+def _param(loc: Sequence[str | int]) -> str:
+    """`messages[0].content`; what pydantic adds to say which type of a union it tried is left out."""
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        elif part != "body" and not _UNION_BRANCH.match(part):
+            path += f".{part}" if path else part
+    return path
 
 
 def api_error(error: Exception) -> ApiError:

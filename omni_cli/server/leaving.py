@@ -22,12 +22,14 @@ async def _left(receive: Receive) -> None:
 
 
 async def unless_client_leaves(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled, and ClientLeft raised, as soon as the client leaves.
+    """The result of `work`, unless the client leaves. The request's body must have been read before."""
+    return await unless(_left(request.receive), work)
 
-    The request's body must have been read before.
-    """
+
+async def unless(left: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled, and ClientLeft raised, as soon as `left` returns."""
     working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_left(request.receive))
+    leaving = asyncio.ensure_future(left)
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -122,6 +122,7 @@ async def _serve(
         server = _Server(uvicorn.Config(
             create_app(service, serve, (*serve.api_keys, *_keys_of_environment())),
             log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False,
+            ws_max_size=serve.max_body_bytes, ws_per_message_deflate=False,
         ))  # fmt: skip
         loop = asyncio.get_running_loop()
         stopping = asyncio.Event()

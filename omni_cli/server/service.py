@@ -33,6 +33,8 @@ class Service:
     max_buffered_bytes: int
     live: set[str] = field(default_factory=set)
     """The ids of the requests that the engine works on."""
+    sessions: int = 0
+    """Realtime sessions that are open."""
 
     async def enter(self, requests: Sequence[OmniRequest], stack: AsyncExitStack) -> None:
         """Lets one call in, with all its choices; `stack` holds its place.
