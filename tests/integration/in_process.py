@@ -4,6 +4,7 @@ Every request of a call is in flight at once, and each stage takes a step in tur
 as in a worker.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +55,7 @@ class Answered:
 BITWISE: Mapping[str, Mapping[str, object]] = {"code2wav": {"decode": "transformers"}}
 COMPLETE: Mapping[str, EdgeMode] = {"request": "complete", "thinker": "complete", "talker": "complete"}
 NOTHING: Mapping[str, int] = {}
+NO_ONE: Mapping[int, int] = {}
 
 
 class Pipeline:
@@ -95,6 +97,7 @@ class Pipeline:
         tuning: Mapping[str, Mapping[str, object]] = BITWISE,
         modes: Mapping[str, EdgeMode] = COMPLETE,
         kv_blocks: Mapping[str, int] = NOTHING,
+        max_batch: int | None = None,
     ) -> None:
         """How the schedulers work from now on; what `tuning` says to the runners was decided before."""
         self.modes = modes
@@ -105,28 +108,43 @@ class Pipeline:
                 kv = replace(kv, blocks=kv_blocks.get(name, kv.blocks))
             self._schedulers[name] = create_scheduler(
                 declared.execution_type,
-                self._max_batch,
+                max_batch or self._max_batch,
                 declared.max_units_a_row,
                 tuning=replace(declared.tuning, **tuning.get(name, {})),
                 kv=kv,
                 lookahead={producer: found.lookahead_units for producer, found in declared.inputs.items()},
             )
 
-    def run(self, asked: Sequence[Asked], *, arrivals: Sequence[int] = ()) -> list[Answered]:
-        """Each request comes after as many rounds of steps as `arrivals` says; at once if it says nothing."""
+    def run(
+        self,
+        asked: Sequence[Asked],
+        *,
+        arrivals: Sequence[int] = (),
+        leaving: Mapping[int, int] = NO_ONE,
+        pace: Mapping[str, int] = NOTHING,
+    ) -> list[Answered]:
+        """Each request comes after as many rounds of steps as `arrivals` says; at once if it says nothing. One that is
+        `leaving` is given up after so many rows of any stage. A stage takes a step in each round, or in every `pace`-th.
+        """
         answers = [Answered() for _ in asked]
         self._emitted: dict[tuple[int, str], list[tuple[int, Payload]]] = {}
         self._waves: dict[int, list[torch.Tensor]] = {}
         self.log: list[tuple[str, int]] = []
         self.steps: dict[str, list[tuple[Row, ...]]] = {name: [] for name in STAGES}
+        self.rows: Counter[int] = Counter()
         self.preempted = 0
+        present: set[int] = set()
         coming = sorted(zip(arrivals or [0] * len(asked), range(len(asked)), strict=True), reverse=True)
         turn = 0
         while coming or any(self._schedulers.values()):
             while coming and coming[-1][0] <= turn:
                 uid = coming.pop()[1]
                 self._submit(uid, asked[uid], answers[uid])
-            progress = [self._step(name, answers) for name in STAGES]
+                present.add(uid)
+            for uid in [uid for uid, rows in leaving.items() if uid in present and self.rows[uid] >= rows]:
+                self._forget(uid)
+                present.remove(uid)
+            progress = [turn % pace.get(name, 1) > 0 or self._step(name, answers) for name in STAGES]
             assert coming or any(progress) or not any(self._schedulers.values()), "no stage can go on"
             turn += 1
         for uid, pieces in self._waves.items():
@@ -142,6 +160,7 @@ class Pipeline:
             self.preempted += len(step.preempted)
         self.steps[name].append(step.rows)
         self.log += [(name, row.uid) for row in step.rows]
+        self.rows.update(row.uid for row in step.rows)
         for result in self.runners[name].execute(step.rows) if step.rows else ():
             self._settle(name, result, answers[result.uid])
         return True
@@ -237,7 +256,25 @@ class Pipeline:
 
     def _drop(self, uid: int, answer: Answered, error: ErrorInfo) -> None:
         answer.error = error
+        self._forget(uid)
+
+    def _forget(self, uid: int) -> None:
         for name in STAGES:
             self.runners[name].end(uid)
             if uid in self._schedulers[name]:
                 self._schedulers[name].abort(uid)
+
+    def left(self) -> dict[str, object]:
+        """What is held of requests that are over: by name, whatever is not nothing."""
+        held: dict[str, object] = {}
+        for name in STAGES:
+            runner = self.runners[name]
+            held |= {f"{name} {gauge}": value for gauge, value in self._schedulers[name].gauges()}
+            held |= {f"{name} states": runner._states}
+            if name == "code2wav":
+                held |= {"code2wav streams": getattr(runner._decoder, "_states", ())}
+            else:
+                held |= {f"{name} tables": runner._tables._rows, f"{name} slots": runner._slots._taken}
+                held |= {f"{name} sampler": runner._sampler._open}
+        return {what: value for what, value in held.items() if value}
+        return {what: value for what, value in held.items() if value}

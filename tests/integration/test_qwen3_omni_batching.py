@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -142,12 +141,3 @@ def test_a_request_that_is_dropped_leaves_the_others_alone(pipeline: Pipeline, a
     answers = pipeline.run([requests[0], bad, *requests[1:], bad])
     assert answers[1].error is not None
     check([answers[0], *answers[2:-1]], alone)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_any_order_of_arrival(pipeline: Pipeline, alone: list[Answered], seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    blocks = {"thinker": int(generator.integers(28, 90)), "talker": int(generator.integers(28, 90))}
-    step_tokens = int(generator.integers(BATCH, 40))
-    pipeline.schedule(tuning=tuning(step_tokens), modes=STREAMED, kv_blocks=blocks)
-    check(pipeline.run(mixed(), arrivals=generator.integers(0, 25, BATCH).tolist()), alone)
