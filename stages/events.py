@@ -43,7 +43,7 @@ class StepRow:
     """
 
     uid: int
-    phase: Literal["prefill", "decode", "forward", "denoise"]
+    phase: Literal["prefill", "decode", "forward", "encode", "denoise"]
     position: int
     units: int
     start: int = 0

@@ -13,7 +13,7 @@ from stages.messages import StageRequest
 
 KV_BLOCKS = "kv_blocks"  # the gauge of the KV blocks that are in use
 
-Phase = Literal["prefill", "decode", "forward", "denoise"]
+Phase = Literal["prefill", "decode", "forward", "encode", "denoise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class Row:
     `tokens` of it, from index `start`: 1 for decode, a chunk for prefill. Only the chunk that reaches the end of the
     sequence has a unit, the next token. `blocks` are the KV blocks that are given to the request with this row; they
     go behind those that it has. A row with `start` 0 starts anew: what the request had before is not its own any more.
+
+    Of `diffusion`: a unit is a denoising step. Rows that encode a prompt or decode a latent have none.
     """
 
     uid: int
@@ -70,6 +72,16 @@ class RowProgress:
     tokens: int | None = None
     finished: FinishReason | None = None
     failed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Denoising:
+    """What a request asks of a `diffusion` stage: `steps` steps, each over `tokens` latent tokens, those of its
+    unconditional row included. Requests of one `shape` can share a step."""
+
+    steps: int
+    tokens: int
+    shape: tuple[int | str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,7 +228,7 @@ def test_sizes_start_at_one(make):
         make()
 
 
-def test_an_execution_type_without_scheduler_is_refused():
+def test_diffusion_needs_a_runner_that_denoises():
     assert isinstance(create_scheduler("llm_ar", 1), ARScheduler)
-    with pytest.raises(ValueError, match="diffusion"):
+    with pytest.raises(ValueError, match="no diffusion"):
         create_scheduler("diffusion", 1)
