@@ -43,11 +43,6 @@ class StageClient:
         self._writer.join(timeout_s)
         return not self._writer.is_alive()
 
-    def join(self, timeout_s: float) -> bool:
-        """Waits for both threads; False if one of them is still there."""
-        self._reader.join(timeout_s)
-        return self.join_writer(timeout_s) and not self._reader.is_alive()
-
     def _read(self) -> None:
         while True:
             try:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from stages.config import EdgeSpec
 from stages.connectors.base import ConnectorWriter
+from stages.connectors.gather import gather
 from stages.connectors.inline import INLINE_MAX_BYTES, InlineWriter
 from stages.errors import StageError
 from stages.events import FinishReason, MessagePut, OutputProduced, StageEvent
@@ -230,4 +231,4 @@ def _output_sink(output: Output) -> str:
     """Small pieces travel within the report, large ones through the stage's output ring."""
     if output.payload is None:
         return ""
-    return REQUEST if sum(tensor.data.nbytes for tensor in output.payload.tensors) > INLINE_MAX_BYTES else ""
+    return REQUEST if gather((output.payload,)).nbytes > INLINE_MAX_BYTES else ""

@@ -124,7 +124,7 @@ class Pipeline:
         pace: Mapping[str, int] = NOTHING,
     ) -> list[Answered]:
         """Each request comes after as many rounds of steps as `arrivals` says; at once if it says nothing. One that is
-        `leaving` is given up after so many rows of any stage. A stage takes a step in each round, or in every `pace`-th.
+        `leaving` is given up after so many rows of any stage. A stage steps in each, or in every `pace`-th round.
         """
         answers = [Answered() for _ in asked]
         self._emitted: dict[tuple[int, str], list[tuple[int, Payload]]] = {}

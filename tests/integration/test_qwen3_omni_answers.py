@@ -8,6 +8,7 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
+from stages.models.qwen3_omni.encoders import FeatureCache
 from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import COMPLETE, Answered, Asked, Pipeline
 from tests.integration.test_qwen3_omni_parity import AUDIO, CONVERSATIONS, IMAGE, ODD_IMAGE, VIDEO, ask
@@ -143,7 +144,7 @@ class TestEncoders:
         first = ask([("user", [VIDEO, "Before", IMAGE, "after", ODD_IMAGE, AUDIO])], 6, 12)
         second = ask([("user", [IMAGE, ODD_IMAGE]), ("assistant", ["Yes."]), ("user", [IMAGE, AUDIO, "?"])], 6, 12)
         alone = [pipeline.run([asked])[0] for asked in (talk, first, second)]
-        pipeline.runners["thinker"]._features.clear()
+        pipeline.runners["thinker"]._features = FeatureCache(1 << 20)
         counted, answers = self.run(pipeline, [talk, first, second], [0, 2, 3])
         assert max(step.get("encoded_media", 0) for step in counted) == 1
         assert sum(step.get("encoded_media", 0) for step in counted) == 4
@@ -160,7 +161,7 @@ class TestEncoders:
         self, pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pipeline.schedule()
-        pipeline.runners["thinker"]._features.clear()
+        pipeline.runners["thinker"]._features = FeatureCache(1 << 20)
         encoders = pipeline.runners["thinker"]._thinker.encoders
         encode = encoders.encode
 

@@ -66,10 +66,6 @@ class FeatureCache:
         while self.nbytes > self._capacity:
             self.nbytes -= self._kept.popitem(last=False)[1].nbytes
 
-    def clear(self) -> None:
-        self._kept.clear()
-        self.nbytes = 0
-
 
 class Encoders:
     """`visual` and `audio` are transformers' towers. The audio tower works on windows of `2 * n_window` mel frames."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from queue import SimpleQueue
 
 import pytest
 
@@ -39,11 +40,11 @@ def test_reports_are_passed_on_and_log_lines_logged_once_under_the_stages_name(
     caplog.set_level(logging.INFO)
     line = LogLine(process="talker.0", level=logging.INFO, logger="x", text="100 % loaded")
     report = StepReport(process="talker.0", seq=0, events=())
-    received: list[Received] = []
-    client = StageClient(Handle(line, report), lambda client, message: received.append(message))
+    received: SimpleQueue[Received] = SimpleQueue()
+    client = StageClient(Handle(line, report), lambda client, message: received.put(message))
     client.start()
-    assert client.join(10)
-    assert received == [report, None]
+    assert [received.get(timeout=10) for _ in range(2)] == [report, None]
+    assert client.join_writer(10)
     assert [(record.name, record.message) for record in caplog.records] == [("omni.stage.talker.0", "100 % loaded")]
 
 

@@ -7,6 +7,8 @@ import pytest
 from stages.errors import RequestRefused, describe
 from stages.events import StepRow
 from stages.messages import REQUEST
+from stages.payload import Payload
+from stages.runners.base import Output
 from tests.unit.stages.worker.workbench import (
     Bench,
     emits,
@@ -15,6 +17,7 @@ from tests.unit.stages.worker.workbench import (
     messages,
     names,
     of,
+    payload,
     pieces,
     says,
 )
@@ -82,6 +85,15 @@ def test_small_media_travel_within_the_report_and_large_ones_through_the_ring():
     assert list(bench.rings[REQUEST].held) == [large.lease.number]
     bench.reclaim(large.lease)
     assert not bench.rings[REQUEST].held
+
+
+def test_what_fits_a_report_only_without_its_alignment_goes_through_the_ring():
+    bench = Bench()
+    tensors = (*payload(bytes(65535), "audio").tensors, *payload(b"x", "rate").tensors)
+    output = Output(modality="audio", units=1, payload=Payload(tensors=tensors))
+    bench.submit(1, {"outputs": (output,), "finished": "stop"}, outputs=("audio",))
+    (piece,) = of(bench.run(), "OutputProduced")
+    assert piece.lease is not None
 
 
 def test_a_complete_edge_gets_one_message_with_everything():
