@@ -47,6 +47,15 @@ class Figure:
         return quantile(sorted(self.samples), share)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Figures, and what they were taken on. `digest` is that of the plan under load."""
+
+    digest: str
+    machine: tuple[tuple[str, str], ...]
+    figures: tuple[Figure, ...]
+
+
 def quantile(ascending: Sequence[float], share: float) -> float:
     """By nearest rank: always one of the samples."""
     return ascending[max(math.ceil(share * len(ascending)), 1) - 1]

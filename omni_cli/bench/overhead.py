@@ -1,13 +1,12 @@
 """All overheads of the machinery, one after the other: throughput, trace, control hop, payload."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omni_cli.bench.effort import Effort
-from omni_cli.bench.figure import Figure
+from omni_cli.bench.figure import Measured
 from omni_cli.bench.hop import measure_hops
 from omni_cli.bench.machine import machine_facts
 from omni_cli.bench.throughput import measure_throughput
@@ -19,16 +18,7 @@ from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """The figures, and what they were taken on. `digest` is that of the plan under load."""
-
-    digest: str
-    machine: tuple[tuple[str, str], ...]
-    figures: tuple[Figure, ...]
-
-
-def measure_overhead(effort: Effort, interrupts: Interrupts, say: Callable[[str], None]) -> Overhead:
+def measure_overhead(effort: Effort, interrupts: Interrupts, say: Callable[[str], None]) -> Measured:
     """Takes about a minute with full effort. `say` hears how far it is. OmniError if anything does not work."""
     machine = machine_facts(datetime.now().astimezone())
     loaded = load_config(WORDS)
@@ -41,4 +31,4 @@ def measure_overhead(effort: Effort, interrupts: Interrupts, say: Callable[[str]
     with TemporaryDirectory(prefix="omni-bench-") as folder:
         throughput = measure_throughput(plan, effort, interrupts, Path(folder), say)
     figures = (*throughput.figures(), *hops.figures(), *(f for t in transfers for f in t.figures()))
-    return Overhead(digest=plan.digest, machine=machine, figures=figures)
+    return Measured(digest=plan.digest, machine=machine, figures=figures)

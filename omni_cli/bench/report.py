@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from omni_cli.bench.figure import Figure
-from omni_cli.bench.overhead import Overhead
+from omni_cli.bench.figure import Figure, Measured
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and its rows, of text."""
@@ -36,12 +35,12 @@ def number(value: float) -> str:
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def document(overhead: Overhead) -> dict[str, Any]:
+def document(measured: Measured) -> dict[str, Any]:
     """As JSON: every figure with its samples, in the order in which they were taken."""
     return {
-        "plan_digest": overhead.digest,
-        "machine": dict(overhead.machine),
-        "figures": {figure.key: figure_document(figure) for figure in overhead.figures},
+        "plan_digest": measured.digest,
+        "machine": dict(measured.machine),
+        "figures": {figure.key: figure_document(figure) for figure in measured.figures},
     }
 
 
@@ -61,9 +60,9 @@ def figure_document(figure: Figure) -> dict[str, Any]:
     }
 
 
-def markdown(overhead: Overhead, command: str) -> str:
+def markdown(measured: Measured, command: str) -> str:
     """A section for a page: the table, the machine, and `command`, which repeats it."""
-    return section(command, [(HEADER, rows(overhead.figures))], overhead.digest, overhead.machine)
+    return section(command, [(HEADER, rows(measured.figures))], measured.digest, measured.machine)
 
 
 def section(command: str, tables: Iterable[Table], digest: str, machine: Iterable[tuple[str, str]]) -> str:

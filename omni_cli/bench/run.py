@@ -5,26 +5,21 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.bench.level import Load
-from omni_cli.bench.machine import machine_facts
 from omni_cli.bench.page import write_section
 from omni_cli.bench.plot import draw
-from omni_cli.bench.serving import Say, Serving
+from omni_cli.bench.prepared import Prepared
+from omni_cli.bench.serving import Serving
 from omni_cli.bench.serving_report import SPREAD_NOTE, document, markdown, tables
 from omni_cli.bench.sized import SizedRequests
-from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.console import logging_to
 from omni_cli.errors import ConfigError
 from omni_cli.launch.signals import Interrupts
-from omni_cli.plan.build import build_plan
-from omni_cli.plan.devices import visible_devices
-from omni_cli.plan.model import ExecutionPlan
-from omni_cli.streams import say as say_line
+from omni_cli.streams import say
 from omni_cli.table import stdout, table
 from stages.models.registry import RequestSize
 
@@ -74,20 +69,19 @@ def bench_run(
     words: Sequence[str], options: BenchOptions, *, out: Path | None, json_to: Path | None, page: Path | None
 ) -> int:
     """0, or 1 if a request failed. Raises OmniError for what is refused, and for what cannot be started."""
-    now = datetime.now().astimezone()
-    loaded = load_config(words)
-    inventory = visible_devices()
-    plan = build_plan(loaded, inventory)
-    machine = (*machine_facts(now), *(("gpu", device.name) for device in inventory.devices))
-    serving = Serving(plan=plan, requests=_requests(loaded, plan, options), loads=options.loads)
+    prepared = Prepared.of(words)
+    loaded, plan, machine = prepared.loaded, prepared.plan, prepared.machine
+    serving = Serving(plan=plan, requests=_requests(prepared, options), loads=options.loads)
     command = shlex.join(["omni", "bench", "run", *words, *options.argv()])
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
-        folder = RunFolder.create(recipe=loaded.recipe, started_at=now) if out is None else RunFolder.claim(out)
+        folder = (
+            RunFolder.create(recipe=loaded.recipe, started_at=prepared.now) if out is None else RunFolder.claim(out)
+        )
         write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
         stack.enter_context(logging_to(folder.path / "run.log", quiet=True))
         try:
-            serving.measure(interrupts, folder.trace if loaded.config.trace.enabled else None, _say)
+            serving.measure(interrupts, folder.trace if loaded.config.trace.enabled else None, say)
         finally:
             if serving.levels:
                 measured = json.dumps(document(serving, machine, command), ensure_ascii=False, indent=2) + "\n"
@@ -96,16 +90,16 @@ def bench_run(
                         write_text(path, measured)
                 write_text(folder.path / "bench.svg", draw(serving.levels))
                 _print(serving)
-                _say(f"files: {folder.path}")
+                say(f"files: {folder.path}")
     if page is not None:
-        kind = " text" if options.text_only else ""
-        name = f"omni bench run {loaded.recipe} {loaded.origins.choices['deploy']}{kind}"
+        name = prepared.section("run", *(["text"] if options.text_only else []))
         write_section(page, name, markdown(serving, machine, command))
-        _say(f"written to {page}")
+        say(f"written to {page}")
     return int(any(level.failed for level in serving.levels))
 
 
-def _requests(loaded: LoadedConfig, plan: ExecutionPlan, options: BenchOptions) -> SizedRequests:
+def _requests(prepared: Prepared, options: BenchOptions) -> SizedRequests:
+    loaded, plan = prepared.loaded, prepared.plan
     outputs = ("text",) if options.text_only else loaded.config.request.modalities or tuple(plan.outputs)
     missing = [output for output in outputs if output not in plan.outputs]
     if missing:
@@ -120,9 +114,6 @@ def _print(serving: Serving) -> None:
     stdout().print(f"{SPREAD_NOTE}\nplan: {serving.plan.digest}")
     for level in serving.levels:
         for one in level.failed[:3]:
-            _say(f"{level.load}: {one.error}")
+            say(f"{level.load}: {one.error}")
         if len(level.failed) > 3:
-            _say(f"{level.load}: ... and {len(level.failed) - 3} more")
-
-
-_say: Say = say_line
+            say(f"{level.load}: ... and {len(level.failed) - 3} more")

@@ -44,7 +44,7 @@ class SizedRequests:
         sized = self.loaded.family.sized
         if sized is None:
             raise ValueError("a family without requests for measuring was let in")
-        draw = Random(f"{self.seed}/{number}")
+        draw = self.draw(number)
         line = request_line(sized(self.size, draw), self.loaded)
         prompt = Part(kind="text", text=line.prompt or "")
         return OmniRequest(
@@ -57,6 +57,10 @@ class SizedRequests:
             timeout_s=line.request.timeout_s,
             options=line.options,
         )
+
+    def draw(self, number: int) -> Random:
+        """What everything about request `number` is drawn from."""
+        return Random(f"{self.seed}/{number}")
 
     def units(self, output: str) -> int | None:
         """How many of its units an output shall have."""

@@ -9,6 +9,13 @@ from typing import Annotated, TypeVar
 
 import typer
 
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
+]
+Page = Annotated[Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")]
+
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
@@ -20,9 +27,7 @@ def _bench() -> None:
 @app.command("overhead")
 def overhead(
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every sample.")] = False,
-    write: Annotated[
-        Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the table into this page as well.")
-    ] = None,
+    write: Page = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few repetitions: to see that it works.")] = False,
 ) -> None:
     """What the machinery itself costs: requests a second, the trace, a control hop, a payload.
@@ -53,10 +58,7 @@ def overhead(
 
 @app.command("run")
 def run(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
-    ] = None,
+    words: Words = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", metavar="N[,N..]", help="Closed loop: so many callers. Default: 1.")
     ] = None,
@@ -73,10 +75,8 @@ def run(
     text_only: Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")] = False,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Keys prompts, draws and arrivals.")] = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; must be absent or empty.")] = None,
-    json_to: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")] = None,
-    write: Annotated[
-        Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")
-    ] = None,
+    json_to: JsonFile = None,
+    write: Page = None,
 ) -> None:
     """Requests of one size, all different, through a deployment: latency, sound, throughput, what each stage did.
 
@@ -94,6 +94,34 @@ def run(
         seed=seed,
     )
     raise typer.Exit(bench_run(words or [], options, out=out, json_to=json_to, page=write))
+
+
+@app.command("stage")
+def stage(
+    words: Words = None,
+    stage: Annotated[str, typer.Option("--stage", metavar="NAME", help="The stage of the plan.")] = "",
+    batch: Annotated[str, typer.Option("--batch", metavar="N[,N..]", help="Requests in a step.")] = "1",
+    context: Annotated[int, typer.Option("--context", min=1, help="Tokens before the first measured step.")] = 200,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each batch size.")] = 64,
+    bandwidth: Annotated[
+        float | None, typer.Option("--bandwidth", min=0.001, metavar="GB/S", help="Of memory; measured if not given.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Keys what the stage is given.")] = 0,
+    json_to: JsonFile = None,
+    write: Page = None,
+) -> None:
+    """One stage alone, in its own process with its real runner: its steps against the bytes that they must read."""
+    from omni_cli.bench.stage_run import StageOptions, bench_stage
+
+    options = StageOptions(
+        stage=stage,
+        batches=_numbers("--batch", batch, int),
+        context=context,
+        steps=steps,
+        bandwidth_gb_s=bandwidth,
+        seed=seed,
+    )
+    bench_stage(words or [], options, json_to=json_to, page=write)
 
 
 Number = TypeVar("Number", int, float)

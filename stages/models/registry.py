@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Protocol
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
+from stages.payload import Payload
 from stages.runners.base import ModelRunner
 
 # short name -> package below stages.models with `contract.py` (CONTRACTS) and `stage.py` (build_runner)
@@ -83,6 +84,10 @@ class RequestSize:
     frames: int
 
 
+Feed = tuple[tuple[int, Payload], ...]
+"""What a stage gets of one request from its only producer, message by message: the units in each, and its payload."""
+
+
 class CheckModel(Protocol):
     def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
         """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
@@ -98,7 +103,9 @@ class FamilyContract:
     default ring of an edge must hold; consumer `request` is the output ring. `default_model` builds or finds the
     embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers. `stage_memory(model_path,
     stage, dtype)` is what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
-    `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for it; its text is drawn.
+    `step_bytes(model_path, stage, dtype, rows, context)` is what a step of so many rows, each behind `context` tokens,
+    has to read at the least. `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for
+    it, `feed(model_path, stage, size, draw)` what a later stage would get of one; what is in them is drawn.
     """
 
     name: str
@@ -111,7 +118,9 @@ class FamilyContract:
     voices: Callable[[str], tuple[str, ...]] | None = None
     stage_memory: Callable[[str, str, str], StageMemory] | None = None
     edge_bytes: Callable[[str, str, str], int] = lambda model, producer, consumer: 4 << 20
+    step_bytes: Callable[[str, str, str, int, int], int] | None = None
     sized: Callable[[RequestSize, Random], Mapping[str, Any]] | None = None
+    feed: Callable[[str, str, RequestSize, Random], Feed] | None = None
 
 
 def contract(family: str) -> FamilyContract:

@@ -77,7 +77,19 @@ def test_torch_is_not_imported_by(imported):
     assert found & HEAVY == set()
 
 
-VERBS = ("run", "serve", "plan", "recipe", "recipe cp", "trace", "trace show", "bench overhead", "bench run", "doctor")
+VERBS = (
+    "run",
+    "serve",
+    "plan",
+    "recipe",
+    "recipe cp",
+    "trace",
+    "trace show",
+    "bench overhead",
+    "bench run",
+    "bench stage",
+    "doctor",
+)
 
 
 @pytest.mark.parametrize("verb", ["", *VERBS])

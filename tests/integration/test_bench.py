@@ -4,6 +4,8 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cli import check_trace, leaves_nothing, omni, start
 
 AIMED = {"requests_per_s", "trace_cost_percent", "hop_down_us", "hop_up_us", "shm_64mib_ratio"}
@@ -107,3 +109,54 @@ def test_text_alone_of_the_whole_deployment(tmp_path: Path) -> None:
     assert {"ttfa_ms", "rtf", "xrt"} & set(level["figures"]) == set()
     refused = omni("bench", "run", "recipe=synthetic", "deploy.outputs=[audio]", "--text-only", cwd=tmp_path)
     assert (refused.code, "text is not deployed" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize("stage", ["talker", "code2wav"])
+def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -> None:
+    chunks = {"first_chunk_frames": 2, "chunk_frames": 5}
+    words = ("recipe=qwen3_omni", *(f"deploy.stages.code2wav.{key}={frames}" for key, frames in chunks.items()))
+    given = ("--bandwidth", "20") if stage == "code2wav" else ()
+    options = ("--stage", stage, "--batch", "1,3", "--context", "40", "--steps", "6", *given)
+    with leaves_nothing():
+        done = omni("bench", "stage", *words, *options, "--json", "s.json", "--write", "page.md", cwd=tmp_path)
+    assert done.code == 0, done.err
+    measured = json.loads((tmp_path / "s.json").read_text())
+    figures = measured["figures"]
+    for batch in (1, 3):
+        assert len(figures[f"batch_{batch}_step_ms"]["samples"]) == 6
+        assert min(figures[f"batch_{batch}_step_ms"]["samples"]) > 0
+        assert figures[f"batch_{batch}_prefill_ms"]["median"] > 0
+        assert figures[f"batch_{batch}_floor_ms"]["median"] > 0
+    if stage == "talker":  # bandwidth measured here, between a slow disk's and a GPU's; three rows choose more experts
+        assert 0.5 < float(measured["machine"]["memory"].split()[0]) < 10_000
+        assert figures["batch_3_floor_ms"]["median"] > figures["batch_1_floor_ms"]["median"]
+    else:
+        assert measured["machine"]["memory"] == "20 GB/s"
+        assert "frames_computed 90" in done.out  # 6 steps of 3 requests, 5 frames each
+    page = (tmp_path / "page.md").read_text()
+    assert f"<!-- omni bench stage qwen3_omni auto {stage}: begin -->" in page
+    assert f"`omni bench stage {' '.join((*words, *options))} --seed 0`" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("recipe=synthetic",), "the plan has thinker, talker, code2wav"),
+        (("recipe=synthetic", "--stage", "talker"), "cannot feed `talker` alone"),
+        (("recipe=synthetic", "--stage", "thinker", "--batch", "1,4000"), "raise deploy.stages.thinker.max_batch"),
+    ],
+)
+def test_what_cannot_be_measured_alone_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    done = omni("bench", "stage", *words, cwd=tmp_path)
+    assert done.code == 2
+    assert says in done.err
+
+
+def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
+    words = ("recipe=synthetic", "synthetic.delay_ms.thinker=2")
+    done = omni("bench", "stage", *words, "--stage", "thinker", "--batch", "2", "--json", "s.json", cwd=tmp_path)
+    assert done.code == 0, done.err
+    figures = json.loads((tmp_path / "s.json").read_text())["figures"]
+    assert len(figures["batch_2_step_ms"]["samples"]) == len(figures["batch_2_gap_ms"]["samples"]) + 1 == 64
+    assert min(figures["batch_2_step_ms"]["samples"]) >= 2
+    assert "batch_2_floor_ms" not in figures  # the family has no formula

@@ -3,15 +3,15 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from random import Random
 from typing import Any
 
 from stages.config import StageTuning
 from stages.errors import CheckpointError
 from stages.models.checkpoint import read_json, weight_problems
-from stages.models.qwen3_omni.sizes import stage_memory
+from stages.models.qwen3_omni.measured import feed, sized
+from stages.models.qwen3_omni.sizes import stage_memory, step_bytes
 from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
-from stages.models.registry import FamilyContract, InputContract, RequestSize, StageContract
+from stages.models.registry import FamilyContract, InputContract, StageContract
 
 SAMPLE_RATE_HZ = 24_000
 SAMPLES_PER_FRAME = 1920
@@ -27,9 +27,6 @@ _MEDIA_BYTES = 256 << 20
 _MEDIA_TOKENS = 4096
 _COMPLETE = InputContract(modes=("complete",))
 _LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, graphs=True)
-
-# What the chat template puts around one user turn: start, role and newline of both turns, end and newline of the first.
-_TEMPLATE_TOKENS = 8
 
 # Any one file of a line will do.
 _TEXT_FILES = (
@@ -102,15 +99,6 @@ def default_model() -> str:
     return str(tiny_checkpoint(cache_root(os.environ)))
 
 
-def sized(size: RequestSize, draw: Random) -> Mapping[str, Any]:
-    """A prompt of digits, each of which is a token: Qwen's tokenizers cut them apart before they merge anything."""
-    digits = draw.choices("0123456789", k=max(1, size.prompt_tokens - _TEMPLATE_TOKENS))
-    # the talker's last token yields no frame
-    limits = {"thinker": size.text_tokens, "talker": size.frames + 1}
-    sampling = {stage: {"max_tokens": limit, "ignore_eos": True} for stage, limit in limits.items()}
-    return {"prompt": "".join(digits), "sampling": sampling}
-
-
 CONTRACTS: Mapping[str, FamilyContract] = {
     "qwen3_omni": FamilyContract(
         name="qwen3_omni",
@@ -146,6 +134,8 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         voices=voices,
         edge_bytes=edge_bytes,
         stage_memory=stage_memory,
+        step_bytes=step_bytes,
         sized=sized,
+        feed=feed,
     )
 }

@@ -1,6 +1,6 @@
-"""Bytes of each stage of Qwen3-Omni, from its configuration alone: weights, and KV cache a token. Torch-free.
+"""Bytes of each stage of Qwen3-Omni, from its configuration alone: weights, KV cache a token, what a step must read.
 
-The shapes are those of transformers' modules; a test holds the sums to the headers of a checkpoint.
+Torch-free. The shapes are those of transformers' modules; a test holds the sums to the headers of a checkpoint.
 """
 
 from pathlib import Path
@@ -36,6 +36,38 @@ def _language(text: Config, weight_bytes: int, item: int) -> StageMemory:
     )
 
 
+def step_bytes(model_path: str, stage: str, dtype: str, rows: int, context: int) -> int:
+    """What a decode step of `rows`, each behind `context` tokens, has to read at the least; of code2wav, any step.
+
+    Weights once, the code predictor's once for each code that it makes, as they fit no cache; of the experts those that
+    one would expect to be chosen, if each row drew its own at random; keys and values of all rows. Activations and the
+    state of code2wav are left out: for it this is far below what a long chunk takes.
+    """
+    config = read_json(Path(model_path) / "config.json")
+    memory, item = stage_memory(model_path, stage, dtype), ITEM_BYTES[dtype]
+    cached = rows * context * memory.kv_token_bytes
+    if stage == "code2wav":
+        return memory.weight_bytes
+    if stage == "thinker":
+        text = config["thinker_config"]["text_config"]
+        return cached + item * _decoder_step(text, rows)
+    talker = config["talker_config"]
+    text, predictor = talker["text_config"], talker["code_predictor_config"]
+    shared = text["num_hidden_layers"] * text["hidden_size"] * (3 * text["shared_expert_intermediate_size"] + 1)
+    codes = (talker["num_code_groups"] - 1) * (
+        predictor["num_hidden_layers"] * _dense_layer(predictor) + predictor["hidden_size"] * predictor["vocab_size"]
+    )
+    return cached + item * int(_decoder_step(text, rows) + shared + codes)
+
+
+def _decoder_step(text: Config, rows: int) -> int:
+    """Parameters of a mixture-of-experts decoder that a step of `rows` tokens reads, its head included."""
+    experts = _expert_count(text)
+    chosen = experts * (1 - (1 - text["num_experts_per_tok"] / experts) ** rows)
+    mixture = text["hidden_size"] * (experts + 3 * chosen * text["moe_intermediate_size"])
+    return int(text["num_hidden_layers"] * (_attention(text) + mixture) + text["hidden_size"] * text["vocab_size"])
+
+
 def _linear(inputs: int, outputs: int) -> int:
     """With a bias."""
     return (inputs + 1) * outputs
@@ -49,8 +81,15 @@ def _attention(text: Config) -> int:
 
 def _experts(text: Config) -> int:
     hidden = text["hidden_size"]
-    count = text["num_experts"] if "num_experts" in text else text["num_local_experts"]
-    return int(count * (hidden + 3 * hidden * text["moe_intermediate_size"]))
+    return int(_expert_count(text) * (hidden + 3 * hidden * text["moe_intermediate_size"]))
+
+
+def _expert_count(text: Config) -> int:
+    return int(text["num_experts"] if "num_experts" in text else text["num_local_experts"])
+
+
+def _dense_layer(predictor: Config) -> int:
+    return _attention(predictor) + int(3 * predictor["hidden_size"] * predictor["intermediate_size"])
 
 
 def _thinker(thinker: Config) -> int:
@@ -65,9 +104,8 @@ def _talker(talker: Config) -> int:
     hidden, source, shared = text["hidden_size"], talker["thinker_hidden_size"], text["shared_expert_intermediate_size"]
     layers = text["num_hidden_layers"] * (_attention(text) + _experts(text) + 3 * hidden * shared + hidden)
     projections = 2 * (_linear(source, source) + _linear(source, hidden))
-    dense = 3 * predictor["hidden_size"] * predictor["intermediate_size"]
     groups = 2 * (talker["num_code_groups"] - 1) * predictor["vocab_size"] + 1  # an embedding and a head each
-    codes = predictor["num_hidden_layers"] * (_attention(predictor) + dense) + predictor["hidden_size"] * groups
+    codes = predictor["num_hidden_layers"] * _dense_layer(predictor) + predictor["hidden_size"] * groups
     return int(layers + hidden * (2 * text["vocab_size"] + 1) + projections + codes)
 
 

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.bench.figure import Aim, Figure
-from omni_cli.bench.overhead import Overhead
+from omni_cli.bench.figure import Aim, Figure, Measured
 from omni_cli.bench.page import replace_section, write_section
 from omni_cli.bench.report import HEADER, document, markdown, rows
 from omni_cli.errors import ArtifactError
 
-OVERHEAD = Overhead(
+OVERHEAD = Measured(
     digest="0123456789abcdef" * 4,
     machine=(("date", "2026-01-02"), ("cores", "2 usable of 4")),
     figures=(

@@ -1,0 +1,143 @@
+"""One stage process without the others: what feeds it and what takes from it is here, at once, so that it never waits.
+
+Worker, scheduler and runner are those of a run; so are its rings. Nobody reads what it hands on.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from omni_cli.errors import StageFailure
+from omni_cli.launch.process import StageProcess
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.plan.spec import stage_spec
+from omni_cli.runtime.request import OmniRequest
+from stages.config import StageSpec
+from stages.events import MessagePut, OutputProduced, StageFailed, StageFinished, StepDone, StepReport
+from stages.lease import Lease
+from stages.messages import (
+    REQUEST,
+    Command,
+    Deliver,
+    ProcessFailed,
+    Reclaim,
+    Sampling,
+    StageRequest,
+    StreamMessage,
+    Submit,
+    Turn,
+)
+from stages.models.registry import Feed
+from stages.payload import Payload, PayloadRef, layout
+
+
+def lonely_spec(plan: ExecutionPlan, stage: str, run_id: str) -> StageSpec:
+    """The stage's first replica as in the plan, but that what comes in comes within the messages."""
+    spec = stage_spec(plan, stage, 0, run_id)
+    return replace(spec, inputs=tuple(replace(edge, connector="inline", rings=()) for edge in spec.inputs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """A request for one stage. `feed` is empty for a stage that is asked itself."""
+
+    request: OmniRequest
+    feed: Feed = ()
+
+
+class LonelyStage:
+    """Carries batches of orders, one after the other. `clock` is for stamps only."""
+
+    def __init__(self, process: StageProcess) -> None:
+        self._process = process
+        self._spec = process.spec
+        self._uids = itertools.count()
+
+    def carry(self, orders: Sequence[Order], pieces: Sequence[int]) -> list[StepDone]:
+        """All steps until the last order is done. Messages are delivered in `pieces`, so many to each order, the next
+        when the step over those before it is done. StageFailure if one fails."""
+        uids = [next(self._uids) for _ in orders]
+        streams = [self._messages(uid, order.feed) for uid, order in zip(uids, orders, strict=True)]
+        submits: list[Command] = [
+            Submit(request=self._submitted(uid, order)) for uid, order in zip(uids, orders, strict=True)
+        ]
+        left = iter(pieces)
+        self._send([*submits, *_next(streams, next(left, 0))])
+        running, steps = set(uids), list[StepDone]()
+        while running:
+            report = self._receive()
+            commands: list[Command] = []
+            for event in report.events:
+                if isinstance(event, StepDone):
+                    steps.append(event)
+                    commands += _next(streams, next(left, 0))
+                elif isinstance(event, StageFinished):
+                    running.discard(event.uid)
+                elif isinstance(event, StageFailed):
+                    raise StageFailure(f"{self._process.process}: {event.error.kind}: {event.error.message}")
+            leases = _leases(report)
+            self._send([*([Reclaim(leases=leases)] if leases else []), *commands])
+        return steps
+
+    def _submitted(self, uid: int, order: Order) -> StageRequest:
+        spec, request = self._spec, order.request
+        return StageRequest(
+            uid=uid,
+            seed=request.seed,
+            inputs=tuple(edge.producer for edge in spec.inputs if order.feed),
+            consumers=tuple(edge.consumer for edge in spec.consumers if edge.consumer != REQUEST),
+            outputs=spec.outputs,
+            sampling=request.sampling.get(spec.stage, Sampling()),
+            conversation=() if order.feed else request.conversation,
+            voice=request.voice,
+            options=request.options,
+        )
+
+    def _messages(self, uid: int, feed: Feed) -> Iterator[Command]:
+        for seq, (units, payload) in enumerate(feed):
+            yield Deliver(
+                message=StreamMessage(
+                    uid=uid,
+                    producer=self._spec.inputs[0].producer,
+                    consumer=self._spec.stage,
+                    seq=seq,
+                    units=units,
+                    eos=seq == len(feed) - 1,
+                    ref=_inline(payload),
+                )
+            )
+
+    def _send(self, commands: Sequence[Command]) -> None:
+        if commands:
+            self._process.send(Turn(commands=tuple(commands), sent_ns=0))
+
+    def _receive(self) -> StepReport:
+        while True:
+            try:
+                message = self._process.receive()
+            except (EOFError, OSError):
+                self._process.reap()
+                raise StageFailure(f"{self._process.process} is dead: {self._process.death()}") from None
+            if isinstance(message, StepReport):
+                return message
+            if isinstance(message, ProcessFailed):
+                raise StageFailure(f"{message.process} failed: {message.error.message}")
+
+
+def _next(streams: Sequence[Iterator[Command]], count: int) -> list[Command]:
+    return [command for stream in streams for command in itertools.islice(stream, count)]
+
+
+def _leases(report: StepReport) -> tuple[Lease, ...]:
+    """Of all that was put: it counts as read."""
+    held = [event.message.lease for event in report.events if isinstance(event, MessagePut)]
+    held += [event.lease for event in report.events if isinstance(event, OutputProduced)]
+    return tuple(lease for lease in held if lease is not None)
+
+
+def _inline(payload: Payload) -> PayloadRef:
+    tensors, nbytes = layout(tuple((t.name, t.dtype, t.shape) for t in payload.tensors))
+    data = bytearray(nbytes)
+    for spec, tensor in zip(tensors, payload.tensors, strict=True):
+        data[spec.offset : spec.offset + spec.nbytes] = tensor.data
+    return PayloadRef(tensors=tensors, meta=payload.meta, nbytes=nbytes, inline=bytes(data))
