@@ -61,6 +61,9 @@ class ChatMessage:
     parts: tuple[Part, ...]
 
 
+Tokenize = Literal["prompt", "text"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageRequest:
     """What one stage is asked to do for one request.
@@ -68,7 +71,9 @@ class StageRequest:
     `uid` is the run's own number for the request, the only key in the data plane. `inputs` names the producers whose
     streams this request will get here (`request` where media come in). `conversation` is filled in first stages only.
     `outputs` are the final modalities that this stage shall produce for it, `consumers` the stages that are fed.
-    `options` is the family's own frozen dataclass (contract `options`), or None.
+    `options` is the family's own frozen dataclass (contract `options`), or None. With `tokenize` the stage that writes
+    text does nothing but tell token ids (`stages.runners.token_list`): of the prompt that it would read, or of the
+    conversation's only text as it stands.
     """
 
     uid: int
@@ -81,6 +86,7 @@ class StageRequest:
     voice: str | None = None
     choice: int = 0
     options: Any = None
+    tokenize: Tokenize | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,4 +28,5 @@ class Flight:
             voice=request.voice,
             choice=request.choice,
             options=request.options,
+            tokenize=request.tokenize,
         )

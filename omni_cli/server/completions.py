@@ -18,7 +18,7 @@ from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import CompletionRequest
 from omni_cli.server.service import Service
-from omni_cli.server.system import TheService, TheTraceparent, check_model
+from omni_cli.server.system import TheService, TheTraceparent, check_model, require_output
 
 router = APIRouter()
 
@@ -29,6 +29,7 @@ async def completions(
 ) -> Response:
     """Continues nothing: it answers, as chat does, with the text alone."""
     check_model(service, body.model)
+    require_output(service, "text", request.url.path)
     if body.echo:
         raise bad_request("echo: the prompt is not repeated by this server", param="echo")
     if body.stream_options is not None and not body.stream:

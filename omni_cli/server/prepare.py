@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +30,11 @@ from omni_cli.server.protocol import (
     Message,
     Sampled,
     TextPart,
+    TokenizeRequest,
     VideoPart,
 )
 from omni_cli.server.service import Service
-from stages.messages import ChatMessage, Part
+from stages.messages import ChatMessage, Part, Tokenize
 
 log = logging.getLogger("omni.server")
 
@@ -81,13 +82,26 @@ class Preparer:
         settings = self._settings(body, limit, modalities=body.modalities, voice=voice, logprobs=logprobs)
         settings, options = self._checked(settings, body)
         talk = await self.conversation(body.messages)
-        return self._requests("chatcmpl", body, settings, options, talk, traceparent)
+        return self._requests("chatcmpl", body.n, settings, options, talk, traceparent)
 
     async def completion(self, body: CompletionRequest, prompt: str, traceparent: str | None = None) -> Prepared:
         settings = self._settings(body, body.max_tokens, modalities=["text"], voice=None, logprobs=body.logprobs)
         settings, options = self._checked(settings, body)
-        talk = await asyncio.to_thread(self._build, [ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))])
-        return self._requests("cmpl", body, settings, options, talk, traceparent)
+        talk = await asyncio.to_thread(self._turn, prompt)
+        return self._requests("cmpl", body.n, settings, options, talk, traceparent)
+
+    async def tokens(self, body: TokenizeRequest, traceparent: str | None = None) -> Prepared:
+        """What asks for the token ids of a text, or of a conversation."""
+        if (body.prompt is None) == (body.messages is None):
+            raise bad_request("give either prompt or messages", param="prompt")
+        checked = request_line({"modalities": ["text"]}, self.service.loaded)
+        kind: Tokenize = "text" if body.messages is None else "prompt"
+        if body.messages is None:
+            talk = await asyncio.to_thread(self._turn, body.prompt or "")
+        else:
+            talk = await self.conversation(body.messages)
+        found = self._requests("tok", 1, checked.request, checked.options, talk, traceparent)
+        return replace(found, requests=tuple(replace(request, tokenize=kind) for request in found.requests))
 
     async def conversation(self, messages: Sequence[Message]) -> Conversation:
         """Reads what the messages name, then decodes it in a thread."""
@@ -133,8 +147,9 @@ class Preparer:
             messages.append(ChatMessage(role=role, parts=made))  # type: ignore[arg-type]
         return builder.finish(messages, "messages")
 
-    def _build(self, messages: Sequence[ChatMessage]) -> Conversation:
-        return ConversationBuilder(self.limits).finish(messages, "prompt")
+    def _turn(self, prompt: str) -> Conversation:
+        turn = ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))
+        return ConversationBuilder(self.limits).finish((turn,), "prompt")
 
     def _refuse_unsupported(self, body: Sampled) -> None:
         """ApiError 400 for a setting that would change the answer and that nothing here follows."""
@@ -201,9 +216,15 @@ class Preparer:
         return checked.request, checked.options
 
     def _requests(
-        self, prefix: str, body: Sampled, settings: Any, options: Any, talk: Conversation, traceparent: str | None
+        self,
+        prefix: str,
+        n: int | None,
+        settings: RequestConfig,
+        options: Any,
+        talk: Conversation,
+        traceparent: str | None,
     ) -> Prepared:
-        choices = body.n or 1
+        choices = n or 1
         if choices > self.serve.max_choices:
             raise bad_request(f"n is {choices}; this server makes at most {self.serve.max_choices}", param="n")
         foreign = talk.kinds - set(self.service.plan.media)

@@ -3,16 +3,21 @@
 Ranges are those of the command line's schema; what a field means for the engine is the adapters' business.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
 from omni_cli.config.sampling import MAX_TOKENS, SamplingConfig
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 SeedNumber = Annotated[int, Field(strict=True, ge=0, lt=1 << 63)]
+
+Deadline = Annotated[Number, Field(gt=0, le=86_400)]
+
+MAX_SIDE_PIXELS = 16_384
 
 
 class Body(BaseModel):
@@ -102,7 +107,7 @@ class Sampled(Body):
     stream_options: StreamOptions | None = None
     user: StrictStr | None = None
     # extensions
-    timeout_s: Annotated[Number, Field(gt=0, le=86_400)] | None = None
+    timeout_s: Deadline | None = None
     sampling: Mapping[str, SamplingConfig] | None = None
     synthetic: Mapping[str, Any] | None = None
 
@@ -118,6 +123,45 @@ class ChatRequest(Sampled):
     top_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     metadata: Mapping[str, StrictStr] | None = None
     store: StrictBool | None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: `prompt` as it stands, or `messages` as the model will read them."""
+
+    model: StrictStr | None = None
+    prompt: StrictStr | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+
+
+def _check_size(size: str) -> str:
+    """Both sides are looked at before anybody multiplies them."""
+    sides = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
+    if size != "auto" and not (sides and all(1 <= int(side) <= MAX_SIDE_PIXELS for side in sides.groups())):
+        raise ValueError(f"is WIDTHxHEIGHT in pixels, each from 1 to {MAX_SIDE_PIXELS}, as in 1024x1024, or auto")
+    return size
+
+
+class ImageRequest(Body):
+    """POST /v1/images/generations."""
+
+    model: StrictStr | None = None
+    prompt: Annotated[StrictStr, Field(pattern=r"\S", max_length=32_000)]
+    n: Annotated[StrictInt, Field(ge=1, le=10)] | None = None
+    size: Annotated[StrictStr, AfterValidator(_check_size)] | None = None
+    response_format: Literal["url", "b64_json"] | None = None
+    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_compression: Annotated[StrictInt, Field(ge=0, le=100)] | None = None
+    background: Literal["transparent", "opaque", "auto"] | None = None
+    quality: Literal["standard", "hd", "low", "medium", "high", "auto"] | None = None
+    style: Literal["vivid", "natural"] | None = None
+    moderation: Literal["low", "auto"] | None = None
+    stream: StrictBool | None = None
+    partial_images: Annotated[StrictInt, Field(ge=0, le=3)] | None = None
+    user: StrictStr | None = None
+    # extensions
+    seed: SeedNumber | None = None
+    negative_prompt: StrictStr | None = None
+    timeout_s: Deadline | None = None
 
 
 class CompletionRequest(Sampled):

@@ -18,7 +18,7 @@ from omni_cli.server.prepare import DEFAULT_VOICE, Preparer
 from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Sampled
 from omni_cli.server.service import Service
 from omni_cli.server.sound import Sound, audio_format, b64
-from omni_cli.server.system import TheService, TheTraceparent, check_model
+from omni_cli.server.system import TheService, TheTraceparent, check_model, require_output
 
 router = APIRouter()
 
@@ -47,8 +47,7 @@ async def voices(service: TheService) -> dict[str, Any]:
 async def speech(body: SpeechRequest, request: Request, service: TheService, traceparent: TheTraceparent) -> Response:
     """The text as sound: a file, a chunked body (`stream=true`), or events (`stream_format=sse`)."""
     check_model(service, body.model)
-    if "audio" not in service.plan.outputs:
-        raise ApiError(400, f"speech is not supported by recipe {service.plan.recipe}", "not_supported")
+    require_output(service, "audio", request.url.path)
     if body.n not in (None, 1):
         raise ApiError(400, "n: speech is one recording", "unsupported_value", "n")
     if body.stream_options is not None:

@@ -41,6 +41,18 @@ def check_model(service: Service, model: str | None) -> None:
         )
 
 
+def not_supported(service: Service, path: str) -> ApiError:
+    plan = service.plan
+    message = f"{path} is not supported by recipe {plan.recipe}, which gives {', '.join(plan.outputs)}"
+    return ApiError(400, message, "not_supported")
+
+
+def require_output(service: Service, output: str, path: str) -> None:
+    """ApiError 400 on a route that needs an output which is not deployed."""
+    if output not in service.plan.outputs:
+        raise not_supported(service, path)
+
+
 def the_traceparent(request: Request) -> str | None:
     """The caller's place in a trace of its own. One that is none is ignored, as the standard wants it: it never fails a
     request. https://www.w3.org/TR/trace-context/#traceparent-header"""

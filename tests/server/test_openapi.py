@@ -31,7 +31,7 @@ def let_in(body: dict) -> None:
     body.update(dict.fromkeys(AT_THE_DOOR & body.keys()))
     if "prompt" in body:
         body["prompt"] = "hello"
-    for message in body.get("messages", ()):
+    for message in body.get("messages") or ():
         if not isinstance(message.get("content"), list):
             message["content"] = message.get("content") or "hello"
 

@@ -91,12 +91,13 @@ def test_r43_the_model_is_checked_on_every_route(server):
         ("/v1/completions", {"prompt": "hi"}),
         ("/v1/audio/speech", {"input": "hi", "voice": "default"}),
         ("/v1/images/generations", {"prompt": "hi"}),
+        ("/tokenize", {"prompt": "hi"}),
     ):
         assert refused(server, 404, path, model="nope", **body)["code"] == "model_not_found"
     assert httpx.get(f"{server.url}/v1/models/nope").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/embeddings", "/v1/responses", "/tokenize"])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/embeddings", "/v1/responses", "/detokenize"])
 def test_r44_what_the_recipe_cannot_do_is_said(server, path):
     assert "not supported by recipe synthetic" in refused(server, path=path, prompt="a cat")["message"]
     assert httpx.get(f"{server.url}{path}").status_code == 405
@@ -267,6 +268,39 @@ def test_r51_what_leaves_the_answer_as_it_is_may_stand_there(server):
     assert server.chat(**harmless).status_code == 200
 
 
+SIZES = ("0x0", "-16x512", "100000x10000", "512", "512X512", "512x", "x", 512, "１x１")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("size", value) for value in SIZES),
+        *(("n", value) for value in (0, 11, 1.5, "1")),
+        *(("prompt", value) for value in ("", " ", None, 5)),
+        ("seed", -1),
+        ("response_format", "gif"),
+        ("output_format", "gif"),
+        ("output_compression", 101),
+        ("quality", "best"),
+        ("style", 1),
+        ("background", "red"),
+        ("stream", 1),
+        ("partial_images", 4),
+        ("timeout_s", 0),
+    ],
+    ids=ascii,
+)
+def test_r53_fields_of_an_image_are_checked_before_anything_else(server, field, value):
+    asked = {"prompt": "a cat", field: value}
+    assert refused(server, path="/v1/images/generations", **asked)["param"] == field
+
+
+@pytest.mark.parametrize("size", ["512x512", "512x2048", "16x16", "auto", None])
+def test_r53_a_size_that_is_one_comes_to_the_recipe(server, size):
+    error = refused(server, path="/v1/images/generations", prompt="a cat", size=size, n=2, response_format="b64_json")
+    assert error["code"] == "not_supported"
+
+
 def test_r57_a_seed_gives_the_same_sound_and_null_is_absent(server):
     def heard(**body: object) -> str:
         return server.chat(**body).json()["choices"][0]["message"]["audio"]["data"]
@@ -281,6 +315,8 @@ def test_r57_a_seed_gives_the_same_sound_and_null_is_absent(server):
         ("/v1/chat/completions", {"messages": MESSAGES}),
         ("/v1/completions", {"prompt": "hi"}),
         ("/v1/audio/speech", {"input": "hi", "voice": "default"}),
+        ("/v1/images/generations", {"prompt": "hi"}),
+        ("/tokenize", {"prompt": "hi"}),
     ],
 )
 @pytest.mark.parametrize("field", ["sed", "max_token"])

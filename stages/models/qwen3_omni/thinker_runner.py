@@ -25,6 +25,7 @@ from stages.runners.base import Emission, Output, RowResult
 from stages.runners.sampler import Drawn, Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams
 from stages.runners.tensors import array_payload, from_payload, to_payload
+from stages.runners.token_list import token_list
 from stages.schedulers.base import Row
 
 # What the talker's rope needs of the prompt's media, by the name that it has in `ModelInputs` and in the payload.
@@ -38,7 +39,8 @@ class ThinkerRequest:
     """One request: its prompt with its media, what has been generated, and what of that has been handed on.
 
     `encoded` are features of the first media; `rows` those of all, until the prompt is prefilled. `accepted` are hidden
-    states of media tokens, for the talker. `held` are tokens that may yet be cut off.
+    states of media tokens, for the talker. `held` are tokens that may yet be cut off. `told` are those of the prompt,
+    where nothing else is wanted.
     """
 
     request: StageRequest
@@ -56,6 +58,7 @@ class ThinkerRequest:
     generated: list[int] = field(default_factory=list)
     held: list[TokenReport] = field(default_factory=list)
     handed: bool = False
+    told: list[int] | None = None
 
 
 class ThinkerRunner(PackedRunner[ThinkerRequest]):
@@ -130,7 +133,14 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         missing = _media_names(state.request.conversation) - media.keys()
         if missing:
             raise RequestRefused(f"the conversation names media that did not arrive: {', '.join(sorted(missing))}")
+        if state.request.tokenize == "text":
+            ((part,),) = (message.parts for message in state.request.conversation)
+            state.told = self._processor.codec.encode(part.text)
+            return
         inputs = self._processor.encode(state.request.conversation, media)
+        if state.request.tokenize == "prompt":
+            state.told = inputs.input_ids.tolist()
+            return
         length = len(inputs.input_ids)
         if length >= self._context:
             raise RequestRefused(f"the prompt has {length} tokens, the model's context is {self._context}")
@@ -140,7 +150,8 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         state.inputs = inputs
 
     def prompt_tokens(self, uid: int) -> int:
-        return len(_prompt(self._states[uid]))
+        state = self._states[uid]
+        return 1 if state.told is not None else len(_prompt(state))
 
     def preempt(self, uids: tuple[int, ...]) -> None:
         super().preempt(uids)
@@ -152,6 +163,8 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         return super().execute(rows)
 
     def _prepare(self, row: Row, state: ThinkerRequest) -> RowResult | None:
+        if state.told is not None:
+            return token_list(state.request, state.told, self._context)
         prompt = _prompt(state)
         if state.media and state.rows is None and row.start < len(prompt) and not self._encode(state, prompt):
             return RowResult(uid=row.uid, units=0, tokens=0)

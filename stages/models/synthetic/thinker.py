@@ -10,9 +10,10 @@ from stages.events import FinishReason
 from stages.messages import ChatMessage, Part, StageRequest
 from stages.models.synthetic.options import SyntheticOptions
 from stages.models.synthetic.runner import State, Stream, SyntheticRunner
-from stages.models.synthetic.tokens import TOKEN_BYTES, TOKEN_WIDTH, pack, tokenize
+from stages.models.synthetic.tokens import TOKEN_BYTES, TOKEN_WIDTH, pack, token_id, tokenize
 from stages.payload import Payload, Tensor
 from stages.runners.base import Output, RowResult
+from stages.runners.token_list import token_list
 from stages.schedulers.base import Row
 
 
@@ -58,6 +59,8 @@ class ThinkerRunner(SyntheticRunner[ThinkerState]):
         if state.tokens is None:
             state.tokens = tokenize(echo(state.request.conversation, state.media))
             state.packed = memoryview(pack(state.tokens))
+        if state.request.tokenize is not None:
+            return token_list(state.request, [token_id(token) for token in state.tokens], None)
         if not state.tokens:
             return RowResult(uid=row.uid, units=0, finished="empty")
         position, done = row.position, row.position + 1

@@ -1,6 +1,7 @@
 """The synthetic tokenizer: pieces of text whose concatenation is the text, whatever the language."""
 
 import re
+import zlib
 from array import array
 
 TOKEN_WIDTH = 8  # code points, at most, of a token
@@ -12,6 +13,11 @@ _PIECE = re.compile(rf"\s?\S{{1,{TOKEN_WIDTH - 1}}}|\s")
 def tokenize(text: str) -> list[str]:
     """A piece is up to seven characters of a word, with one blank before it, or a blank by itself."""
     return _PIECE.findall(text)
+
+
+def token_id(token: str) -> int:
+    """There is no vocabulary: a checksum of 31 bits."""
+    return zlib.crc32(token.encode()) >> 1
 
 
 def pack(tokens: list[str]) -> bytes:
