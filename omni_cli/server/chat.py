@@ -210,8 +210,6 @@ async def _bodies(
     for choice in choices:
         choice.end()
         spoken = choice.sound is not None
-        yield body(
-            choice, {"audio": {"id": choice.audio_id, "expires_at": choice.expires_at}} if spoken else {}, choice.reason
-        )
+        yield body(choice, {"audio": {"expires_at": choice.expires_at}} if spoken else {}, choice.reason)
     if with_usage:
         yield {**head, "choices": [], "usage": usage(choices)}

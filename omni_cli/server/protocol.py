@@ -149,10 +149,10 @@ class ImageRequest(Body):
     n: Annotated[StrictInt, Field(ge=1, le=10)] | None = None
     size: Annotated[StrictStr, AfterValidator(_check_size)] | None = None
     response_format: Literal["url", "b64_json"] | None = None
-    output_format: Literal["png", "jpeg", "webp"] | None = None
+    output_format: Literal["png", "jpeg", "webp", "gif", "svg"] | None = None
     output_compression: Annotated[StrictInt, Field(ge=0, le=100)] | None = None
     background: Literal["transparent", "opaque", "auto"] | None = None
-    quality: Literal["standard", "hd", "low", "medium", "high", "auto"] | None = None
+    quality: Literal["standard", "hd", "low", "medium", "high", "xhigh", "max", "auto"] | None = None
     style: Literal["vivid", "natural"] | None = None
     moderation: Literal["low", "auto"] | None = None
     stream: StrictBool | None = None

@@ -279,7 +279,7 @@ SIZES = ("0x0", "-16x512", "100000x10000", "512", "512X512", "512x", "x", 512, "
         *(("prompt", value) for value in ("", " ", None, 5)),
         ("seed", -1),
         ("response_format", "gif"),
-        ("output_format", "gif"),
+        ("output_format", "bmp"),
         ("output_compression", 101),
         ("quality", "best"),
         ("style", 1),
