@@ -13,6 +13,10 @@ import httpx
 
 from tests.integration.cli import check_trace, read_events, start
 
+INCREMENTAL = (
+    "pipeline.stages.talker.inputs.thinker=incremental",
+    "pipeline.stages.code2wav.inputs.talker=incremental",
+)
 _LISTENS = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 

@@ -2,25 +2,20 @@
 
 import concurrent.futures
 import json
-import random
 import re
 import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.integration.cli import leaves_nothing, omni, start, wait_for_event
-from tests.server.serving import Server, serving
+from tests.server.serving import INCREMENTAL, Server, serving
+from tests.server.test_load import size
 
 ENDLESS = {"synthetic": {"never_end": True}}
-INCREMENTAL = (
-    "pipeline.stages.talker.inputs.thinker=incremental",
-    "pipeline.stages.code2wav.inputs.talker=incremental",
-)
 TEXT = {"modalities": ["text"]}
 
 
@@ -47,10 +42,6 @@ def wait_until_idle(server: Server, limit_s: float = 30) -> None:
     while (found := health(server))["running"] or found["waiting"]:
         assert time.monotonic() < end, found
         time.sleep(0.02)  # nothing tells from outside
-
-
-def descriptors(server: Server) -> int:
-    return len(list(Path(f"/proc/{server.process.pid}/fd").iterdir()))
 
 
 def test_r05_out_of_memory_in_the_last_stage_hurts_one_request(tmp_path):
@@ -109,34 +100,6 @@ def test_a_client_that_leaves_frees_every_stage(tmp_path, stream):
         assert (cancelled["t"] - left_ns) / 1e9 < 2
         wait_until_idle(server)
         assert server.chat().status_code == 200
-
-
-def test_r15_300_killed_streams_leave_nothing(tmp_path):
-    seeded = random.Random(15)
-
-    def abort(number: int) -> None:
-        client = raw(server, stream=True, synthetic={"frames": 30, "delay_ms": {"talker": 1}}, seed=number)
-        client.settimeout(seeded.uniform(0.001, 0.1))
-        try:
-            while client.recv(4096):
-                pass
-        except TimeoutError:
-            pass
-        finally:
-            client.close()
-
-    with leaves_nothing(), serving("serve.max_concurrency=16", "serve.max_queue=64", cwd=tmp_path) as server:
-        assert server.chat().status_code == 200
-        before, pid = descriptors(server), server.process.pid
-        with concurrent.futures.ThreadPoolExecutor(16) as pool:
-            list(pool.map(abort, range(300)))
-        wait_until_idle(server)
-        assert server.chat().status_code == 200
-        assert server.process.poll() is None
-        assert server.process.pid == pid
-        assert descriptors(server) <= before + 2
-        assert server.stop() == 143
-        assert len(server.lines) < 300 + 50
 
 
 def test_r19_the_first_signal_drains_and_the_second_ends_it(tmp_path):
@@ -260,24 +223,36 @@ def test_r90_health_says_starting_before_it_is_ready(tmp_path):
         process.communicate()
 
 
-def test_r95_a_slow_reader_is_dropped_and_hurts_nobody(tmp_path):
-    with serving("serve.max_buffered_bytes=1048576", cwd=tmp_path) as server:
-        assert server.chat().status_code == 200
-        solo = min(timed(server) for _ in range(3))
-        slow = raw(server, stream=True, modalities=["audio"], synthetic={"frames": 8000})
-        wait_for_event(server.run / "trace.jsonl", "output_produced", uid=5, modality="audio")
-        beside = min(timed(server) for _ in range(3))
-        wait_for_event(server.run / "trace.jsonl", "request_cancelled", uid=5)
+def test_r95_one_slow_reader_is_dropped_and_hurts_nobody(tmp_path):
+    # Most of their time is sleep, so that the figures are of the server and not of a busy machine.
+    paced = {"frames": 8, "delay_ms": {"thinker": 100, "talker": 5}}
+    words = ("serve.max_buffered_bytes=1048576", *INCREMENTAL)
+    with serving(*words, cwd=tmp_path) as server, concurrent.futures.ThreadPoolExecutor(4) as pool:
+
+        def four_s() -> float:
+            begun = time.monotonic()
+            done = pool.map(lambda seed: server.chat(seed=seed, synthetic=paced), range(4))
+            assert {answer.status_code for answer in done} == {200}
+            return time.monotonic() - begun
+
+        def resident() -> int:
+            return size(server.process.pid)[0]
+
+        four_s()
+        solo_s = min(four_s() for _ in range(5))
+        before, trace = resident(), server.run / "trace.jsonl"
+        slow = raw(server, stream=True, modalities=["audio"], synthetic={**paced, "frames": 2000})  # 10 MB
+        assert slow.recv(1)
+        wait_for_event(trace, "output_produced", uid=25)  # four at a time came before it, six times
+        beside_s = min(four_s() for _ in range(5))
+        assert "bytes unread" not in server.log  # it was there all the time
+        wait_for_event(trace, "request_cancelled", uid=25)
+        assert resident() - before <= 20 << 20
         assert re.search(r"\d+ bytes unread, the client is dropped", server.log)
-        assert beside < 5 * solo + 0.5
+        print(f"alone {solo_s:.3f} s, beside a slow reader {beside_s:.3f} s")
+        assert beside_s <= 1.2 * solo_s
         slow.close()
         wait_until_idle(server)
-
-
-def timed(server: Server) -> float:
-    begun = time.monotonic()
-    assert server.chat(**TEXT).status_code == 200
-    return time.monotonic() - begun
 
 
 def test_the_metrics_are_the_traces_numbers(tmp_path):
