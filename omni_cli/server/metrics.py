@@ -4,7 +4,6 @@ Both are listeners: they are called in the event loop's thread and must return a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -20,7 +19,7 @@ from omni_cli.runtime.events import (
     RequestFinished,
     StageSubmitted,
 )
-from omni_cli.trace.summary import duration_s, type_of
+from omni_cli.trace.summary import RequestSummary, type_of
 from stages.events import (
     InputReady,
     MessageGot,
@@ -76,23 +75,12 @@ class PromptTokens:
             del self._names[uid]
 
 
-@dataclass(slots=True)
-class _Request:
-    admitted_ns: int
-    heard: set[str] = field(default_factory=set)
-    """Types of output of which something has come."""
-    audio: dict[str, tuple[float, int]] = field(default_factory=dict)
-    """For each audio output its playing time in seconds and when its last piece came."""
-    put_ns: dict[tuple[str, str, int], int] = field(default_factory=dict)
-    """When the messages (producer, consumer, seq) were put that have not been read yet."""
-
-
 class Metrics:
     """All series, in a registry of their own. Counters carry the process, as a trace's events do."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, RequestSummary] = {}
         self._at: dict[tuple[int, str], tuple[str, Gauge]] = {}  # (uid, stage): the process and the gauge that count it
         self._define()
         self._handlers: dict[type[Event], Handler] = {
@@ -106,8 +94,8 @@ class Metrics:
             StageFailed: lambda source, event: self._move(event.uid, source, None),
             StageCancelled: lambda source, event: self._move(event.uid, source, None),
             StepDone: self._step,
-            MediaPut: lambda source, event: self.hand_off_bytes.labels(REQUEST, event.consumer).inc(event.nbytes),
-            MessagePut: self._put,
+            MediaPut: lambda source, event: self._put(event, REQUEST, event.consumer, 0, event.nbytes),
+            MessagePut: self._put_message,
             MessageGot: self._got,
             OutputProduced: self._output,
             RequestFinished: lambda source, event: self._ended(event, "finished"),
@@ -156,7 +144,7 @@ class Metrics:
         self.calls_waiting = Gauge("omni_server_calls_waiting", "Calls that wait for one", registry=registry)
 
     def _admitted(self, source: str, event: RequestAdmitted) -> None:
-        self._requests[event.uid] = _Request(admitted_ns=event.t_ns)
+        self._requests[event.uid] = RequestSummary.admitted(event)
 
     def _died(self, source: str, event: ProcessDead) -> None:
         self.up.labels(event.process).set(0)
@@ -178,44 +166,46 @@ class Metrics:
         self.units.labels(source).inc(sum(row.units for row in event.rows))
         self.kv_blocks.labels(source).set(event.kv_blocks)
 
-    def _put(self, source: str, event: MessagePut) -> None:
+    def _put_message(self, source: str, event: MessagePut) -> None:
         message = event.message
         nbytes = message.ref.nbytes if message.ref is not None else 0
-        self.hand_off_bytes.labels(message.producer, message.consumer).inc(nbytes)
+        self._put(event, message.producer, message.consumer, message.seq, nbytes)
+
+    def _put(self, event: MessagePut | MediaPut, producer: str, consumer: str, seq: int, nbytes: int) -> None:
+        self.hand_off_bytes.labels(producer, consumer).inc(nbytes)
         request = self._requests.get(event.uid)
         if request is not None:
-            request.put_ns[message.producer, message.consumer, message.seq] = event.t_ns
+            request.edge(producer, consumer).put(seq, nbytes, event.t_ns)
 
     def _got(self, source: str, event: MessageGot) -> None:
-        consumer = stage_of(source)
-        request = self._requests.get(event.uid)
-        put_ns = request.put_ns.pop((event.producer, consumer, event.seq), None) if request is not None else None
-        if put_ns is not None:
-            self.hand_off.labels(event.producer, consumer).observe((event.t_ns - put_ns) / 1e9)
+        request, consumer = self._requests.get(event.uid), stage_of(source)
+        took_ns = request.edge(event.producer, consumer).take(event.seq, event.t_ns) if request is not None else None
+        if took_ns is not None:
+            self.hand_off.labels(event.producer, consumer).observe(took_ns / 1e9)
 
     def _output(self, source: str, event: OutputProduced) -> None:
         request = self._requests.get(event.uid)
-        if request is None:
+        output = request.outputs.get(event.modality) if request is not None else None
+        if request is None or output is None:
             return
-        kind = type_of(event.modality)
-        plays_s = duration_s(event.ref) if event.ref is not None and kind == "audio" else 0.0
-        if not plays_s and not event.text:
+        kind, last_ns = type_of(event.modality), output.last_ns
+        unheard = request.first_ns(kind) is None
+        if not output.take(event):
             return
-        if kind not in request.heard and kind in self.first:
-            request.heard.add(kind)
+        if unheard and kind in self.first:
             self.first[kind].observe((event.t_ns - request.admitted_ns) / 1e9)
-        if plays_s:
-            before_s, last_ns = request.audio.get(event.modality, (0.0, 0))
-            if last_ns:
-                self.gap.observe((event.t_ns - last_ns) / 1e9)
-            request.audio[event.modality] = (before_s + plays_s, event.t_ns)
+        if kind == "audio" and last_ns is not None:
+            self.gap.observe((event.t_ns - last_ns) / 1e9)
 
     def _ended(self, event: RequestFinished | RequestFailed | RequestCancelled, outcome: str) -> None:
         request = self._requests.pop(event.uid, None)
         if request is None:
             return
+        request.end_ns = event.t_ns
         self.outcomes.labels(outcome).inc()
-        self.latency.labels(outcome).observe((event.t_ns - request.admitted_ns) / 1e9)
+        self.latency.labels(outcome).observe(request.total_ns / 1e9)
         if outcome == "finished":
-            for plays_s, last_ns in request.audio.values():
-                self.rtf.observe((last_ns - request.admitted_ns) / 1e9 / plays_s)
+            for output in request.outputs.values():
+                rtf = request.rtf(output)
+                if rtf is not None:
+                    self.rtf.observe(rtf)

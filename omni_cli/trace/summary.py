@@ -99,6 +99,20 @@ class EdgeFlow:
     hand_off_ns: int = 0
     pending: dict[int, int] = field(default_factory=dict)
 
+    def put(self, seq: int, nbytes: int, now: int) -> None:
+        self.messages += 1
+        self.nbytes += nbytes
+        self.pending[seq] = now
+
+    def take(self, seq: int, now: int) -> int | None:
+        """How long the hand-off of this message took, in ns; None if it was not put."""
+        put_ns = self.pending.pop(seq, None)
+        if put_ns is None:
+            return None
+        self.got += 1
+        self.hand_off_ns += now - put_ns
+        return now - put_ns
+
     @property
     def mean_hand_off_ns(self) -> int | None:
         return self.hand_off_ns // self.got if self.got else None
@@ -106,7 +120,8 @@ class EdgeFlow:
 
 @dataclass(slots=True)
 class OutputFlow:
-    """A final output. `first_ns` is the first piece that holds something; `audio_s` the playing time of audio."""
+    """A final output. `first_ns` and `last_ns` are of the pieces that hold something; `audio_s` is the playing time of
+    audio."""
 
     modality: str
     status: str = OPEN
@@ -116,6 +131,20 @@ class OutputFlow:
     chunks: int = 0
     nbytes: int = 0
     audio_s: float = 0.0
+
+    def take(self, event: OutputProduced) -> bool:
+        """Counts a piece; whether it holds something."""
+        self.units += event.units
+        self.chunks += 1
+        self.nbytes += event.ref.nbytes if event.ref is not None else len(event.text.encode(errors="replace"))
+        sounds = type_of(event.modality) == "audio"
+        plays_s = duration_s(event.ref) if event.ref is not None and sounds else 0.0
+        self.audio_s += plays_s
+        holds = plays_s > 0 if sounds else event.ref is not None or bool(event.text)
+        if holds:
+            self.first_ns = event.t_ns if self.first_ns is None else self.first_ns
+            self.last_ns = event.t_ns
+        return holds
 
 
 @dataclass(slots=True)
@@ -134,6 +163,20 @@ class RequestSummary:
     edges: dict[tuple[str, str], EdgeFlow] = field(default_factory=dict)
     outputs: dict[str, OutputFlow] = field(default_factory=dict)
 
+    @classmethod
+    def admitted(cls, event: RequestAdmitted) -> "RequestSummary":
+        return cls(
+            uid=event.uid,
+            request_id=event.request_id,
+            admitted_ns=event.t_ns,
+            end_ns=event.t_ns,
+            traceparent=event.traceparent,
+            outputs={modality: OutputFlow(modality=modality) for modality in event.outputs},
+        )
+
+    def edge(self, producer: str, consumer: str) -> EdgeFlow:
+        return self.edges.setdefault((producer, consumer), EdgeFlow(producer=producer, consumer=consumer))
+
     @property
     def total_ns(self) -> int:
         return self.end_ns - self.admitted_ns
@@ -141,12 +184,12 @@ class RequestSummary:
     @property
     def ttft_ns(self) -> int | None:
         """Admission to the first text token."""
-        return self._first("text")
+        return self.first_ns("text")
 
     @property
     def ttfa_ns(self) -> int | None:
         """Admission to the first audio sample, of whichever audio output is first."""
-        return self._first("audio")
+        return self.first_ns("audio")
 
     def rtf(self, output: OutputFlow) -> float | None:
         """(Last piece - admission) / playing time; below 1 is faster than the sound lasts. None without sound."""
@@ -162,7 +205,8 @@ class RequestSummary:
             return None
         return first.steps[-1][0] - then.steps[0][0]
 
-    def _first(self, kind: str) -> int | None:
+    def first_ns(self, kind: str) -> int | None:
+        """Admission to the first piece that holds something, of whichever output of this type is first."""
         first = [o.first_ns for o in self.outputs.values() if type_of(o.modality) == kind and o.first_ns is not None]
         return min(first) - self.admitted_ns if first else None
 
@@ -261,14 +305,7 @@ class _Fold:
             self._process_dead(event)
         elif isinstance(event, RequestAdmitted):
             self._admitted_ns[event.uid] = event.t_ns
-            self.run.requests[event.uid] = RequestSummary(
-                uid=event.uid,
-                request_id=event.request_id,
-                admitted_ns=event.t_ns,
-                end_ns=event.t_ns,
-                traceparent=event.traceparent,
-                outputs={modality: OutputFlow(modality=modality) for modality in event.outputs},
-            )
+            self.run.requests[event.uid] = RequestSummary.admitted(event)
 
     def _process(self, name: str) -> ProcessSummary | None:
         return next((p for p in reversed(self.run.processes) if p.process == name), None)
@@ -315,35 +352,15 @@ class _Fold:
         if isinstance(event, MessagePut):
             message = event.message
             nbytes = message.ref.nbytes if message.ref is not None else 0
-            self._put(request, (message.producer, message.consumer), message.seq, nbytes, event.t_ns)
+            request.edge(message.producer, message.consumer).put(message.seq, nbytes, event.t_ns)
         elif isinstance(event, MediaPut):
-            self._put(request, (REQUEST, event.consumer), 0, event.nbytes, event.t_ns)
+            request.edge(REQUEST, event.consumer).put(0, event.nbytes, event.t_ns)
         elif isinstance(event, MessageGot):
             edge = request.edges.get((event.producer, source.rpartition(".")[0]))
-            put_ns = edge.pending.pop(event.seq, None) if edge is not None else None
-            if edge is not None and put_ns is not None:
-                edge.got += 1
-                edge.hand_off_ns += event.t_ns - put_ns
+            if edge is not None:
+                edge.take(event.seq, event.t_ns)
         elif isinstance(event, OutputProduced) and event.modality in request.outputs:
-            _produced(request.outputs[event.modality], event)
-
-    def _put(self, request: RequestSummary, key: tuple[str, str], seq: int, nbytes: int, now: int) -> None:
-        edge = request.edges.setdefault(key, EdgeFlow(producer=key[0], consumer=key[1]))
-        edge.messages += 1
-        edge.nbytes += nbytes
-        edge.pending[seq] = now
-
-
-def _produced(output: OutputFlow, event: OutputProduced) -> None:
-    output.units += event.units
-    output.chunks += 1
-    output.last_ns = event.t_ns
-    output.nbytes += event.ref.nbytes if event.ref is not None else len(event.text.encode(errors="replace"))
-    plays_s = duration_s(event.ref) if event.ref is not None and type_of(event.modality) == "audio" else 0.0
-    output.audio_s += plays_s
-    holds = plays_s > 0 if type_of(event.modality) == "audio" else event.ref is not None or bool(event.text)
-    if holds and output.first_ns is None:
-        output.first_ns = event.t_ns
+            request.outputs[event.modality].take(event)
 
 
 def duration_s(ref: PayloadRef | Payload) -> float:

@@ -7,13 +7,17 @@ import signal
 import socket
 import threading
 import time
+from collections import defaultdict
 
 import httpx
 import pytest
 
-from tests.integration.cli import leaves_nothing, omni, start, wait_for_event
+from omni_cli.trace.reader import TraceReader
+from omni_cli.trace.summary import summarise
+from tests.integration.cli import leaves_nothing, omni, start, wait_for, wait_for_event
 from tests.server.serving import INCREMENTAL, Server, serving
-from tests.server.test_load import size
+from tests.server.test_load import gauges, size
+from tests.server.test_reports_requests import b64, picture
 
 ENDLESS = {"synthetic": {"never_end": True}}
 TEXT = {"modalities": ["text"]}
@@ -256,31 +260,50 @@ def test_r95_one_slow_reader_is_dropped_and_hurts_nobody(tmp_path):
 
 
 def test_the_metrics_are_the_traces_numbers(tmp_path):
-    with serving(cwd=tmp_path) as server:
+    look = {"type": "image_url", "image_url": {"url": f"data:;base64,{b64(picture())}"}}
+    with serving(*INCREMENTAL, cwd=tmp_path) as server:
         for number in range(3):
-            assert server.chat(f"number {number}").status_code == 200
+            assert server.chat(f"number {number}", synthetic={"frames": 40}).status_code == 200
+        assert server.chat([look, {"type": "text", "text": "look"}]).status_code == 200
         server.chat(synthetic={"fail": {"stage": "talker"}})
-        wait_for_event(server.run / "trace.jsonl", "stage_idle", src="thinker.0")
+        assert server.chat(**ENDLESS, timeout_s=0.5).status_code == 504
         wait_until_idle(server)
+        wait_for(lambda: not any(gauges(server).values()), "an idle server")
         text = httpx.get(f"{server.url}/metrics").text
         assert server.stop() == 143
-    values = {name: float(value) for name, value in re.findall(r"^(omni\S+) (\S+)$", text, re.MULTILINE)}
-    events = server.events
-    for process in ("thinker.0", "talker.0", "code2wav.0"):
-        steps = [event for event in events if event["kind"] == "step_done" and event["src"] == process]
-        assert values[f'omni_stage_steps_total{{process="{process}"}}'] == len(steps)
-        assert values[f'omni_stage_units_total{{process="{process}"}}'] == sum(
-            row["units"] for step in steps for row in step["rows"]
-        )
-        busy_s = sum(step["end_ns"] - step["t"] for step in steps) / 1e9
-        assert values[f'omni_stage_busy_seconds_total{{process="{process}"}}'] == pytest.approx(busy_s)
-        assert values[f'omni_process_up{{process="{process}"}}'] == 1
-        for gauge in ("queued", "running"):
-            assert values.get(f'omni_stage_{gauge}{{stage="{process[:-2]}"}}', 0) == 0
-    put = sum(e["message"]["ref"]["nbytes"] for e in events
-              if e["kind"] == "message_put" and e["src"] == "thinker.0" and e["message"]["ref"])  # fmt: skip
-    assert values['omni_hand_off_bytes_total{consumer="talker",producer="thinker"}'] == put
-    assert values['omni_requests_total{outcome="finished"}'] == 3
-    assert values['omni_requests_total{outcome="failed"}'] == 1
-    assert values["omni_ttft_seconds_count"] == 4
-    assert values["omni_ttfa_seconds_count"] == values["omni_rtf_count"] == 3
+    run = summarise(TraceReader(server.run / "trace.jsonl"))
+    requests = list(run.requests.values())
+    steps = [event for event in server.events if event["kind"] == "step_done"]
+    expected = defaultdict(float)
+
+    def observe(name: str, labels: str, seconds: float, count: int = 1) -> None:
+        expected[f"omni_{name}_sum{labels}"] += seconds
+        expected[f"omni_{name}_count{labels}"] += count
+
+    for step in steps:
+        process = f'{{process="{step["src"]}"}}'
+        expected[f"omni_stage_steps_total{process}"] += 1
+        expected[f"omni_stage_units_total{process}"] += sum(row["units"] for row in step["rows"])
+        expected[f"omni_stage_busy_seconds_total{process}"] += (step["end_ns"] - step["t"]) / 1e9
+        expected[f"omni_process_up{process}"] = 1
+    for request in requests:
+        outcome = f'{{outcome="{request.status}"}}'
+        expected[f"omni_requests_total{outcome}"] += 1
+        observe("request_seconds", outcome, request.total_ns / 1e9)
+        for name, first_ns in (("ttft_seconds", request.ttft_ns), ("ttfa_seconds", request.ttfa_ns)):
+            if first_ns is not None:
+                observe(name, "", first_ns / 1e9)
+        rtf = request.rtf(request.outputs["audio"]) if request.status == "finished" else None
+        if rtf is not None:
+            observe("rtf", "", rtf)
+        for edge in request.edges.values():
+            labels = f'{{consumer="{edge.consumer}",producer="{edge.producer}"}}'
+            expected[f"omni_hand_off_bytes_total{labels}"] += edge.nbytes
+            observe("hand_off_seconds", labels, edge.hand_off_ns / 1e9, edge.got)
+    assert {request.status for request in requests} == {"finished", "failed"}
+    found = {name: float(value) for name, value in re.findall(r"^(omni\S+) (\S+)$", text, re.MULTILINE)}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-9)
+    counted = ("_count", "_sum", "_total")
+    assert {name for name in found if name.partition("{")[0].endswith(counted)} - expected.keys() == {
+        "omni_output_gap_seconds_count", "omni_output_gap_seconds_sum"
+    }  # fmt: skip
