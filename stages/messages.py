@@ -61,6 +61,26 @@ class ChatMessage:
     parts: tuple[Part, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageParams:
+    """How a picture is drawn; nothing is left open. `width` and `height` in pixels.
+
+    `sigmas` are noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`.
+    """
+
+    width: int
+    height: int
+    steps: int
+    true_cfg_scale: float = 1.0
+    negative_prompt: str | None = None
+    sigmas: tuple[float, ...] = ()
+
+    @property
+    def guided(self) -> bool:
+        """Away from the negative prompt: two predictions a step."""
+        return self.negative_prompt is not None and self.true_cfg_scale > 1
+
+
 Tokenize = Literal["prompt", "text"]
 
 
@@ -71,9 +91,9 @@ class StageRequest:
     `uid` is the run's own number for the request, the only key in the data plane. `inputs` names the producers whose
     streams this request will get here (`request` where media come in). `conversation` is filled in first stages only.
     `outputs` are the final modalities that this stage shall produce for it, `consumers` the stages that are fed.
-    `options` is the family's own frozen dataclass (contract `options`), or None. With `tokenize` the stage that writes
-    text does nothing but tell token ids (`stages.runners.token_list`): of the prompt that it would read, or of the
-    conversation's only text as it stands.
+    `image` is for stages that draw. `options` is the family's own frozen dataclass (contract `options`), or None. With
+    `tokenize` the stage that writes text does nothing but tell token ids (`stages.runners.token_list`): of the prompt
+    that it would read, or of the conversation's only text as it stands.
     """
 
     uid: int
@@ -85,6 +105,7 @@ class StageRequest:
     conversation: tuple[ChatMessage, ...] = ()
     voice: str | None = None
     choice: int = 0
+    image: ImageParams | None = None
     options: Any = None
     tokenize: Tokenize | None = None
 

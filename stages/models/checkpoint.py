@@ -11,8 +11,10 @@ from typing import Any
 
 from stages.errors import CheckpointError
 
-INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+INDEX_FILE = f"{SINGLE_FILE}.index.json"
+# As transformers and as diffusers call them.
+_SINGLE_FILES = (SINGLE_FILE, "diffusion_pytorch_model.safetensors")
 # A header larger than this is no header: the limit that the safetensors library itself applies.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -65,13 +67,18 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Every tensor of a sharded or single-file checkpoint: name -> file. Raises CheckpointError."""
-    index = folder / INDEX_FILE
-    if index.exists():
+    index = _index(folder)
+    if index is not None:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise CheckpointError(f"{index}: no weight_map")
         return {name: folder / file for name, file in weight_map.items()}
-    return dict.fromkeys(read_header(folder / SINGLE_FILE), folder / SINGLE_FILE)
+    single = next((folder / name for name in _SINGLE_FILES if (folder / name).exists()), folder / SINGLE_FILE)
+    return dict.fromkeys(read_header(single), single)
+
+
+def _index(folder: Path) -> Path | None:
+    return next((path for name in _SINGLE_FILES if (path := folder / f"{name}.index.json").exists()), None)
 
 
 def weight_problems(folder: Path) -> tuple[str, ...]:
@@ -89,5 +96,5 @@ def weight_problems(folder: Path) -> tuple[str, ...]:
             continue
         absent = sorted(name for name, file in files.items() if file == path and name not in declared)
         if absent:
-            problems.append(f"{path}: lacks {len(absent)} tensors that {INDEX_FILE} names, e.g. {absent[0]}")
+            problems.append(f"{path}: lacks {len(absent)} tensors that the index names, e.g. {absent[0]}")
     return tuple(problems)

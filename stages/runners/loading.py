@@ -58,11 +58,14 @@ def build(factory: Callable[[], Any], *, device: torch.device, dtype: torch.dtyp
     return module
 
 
-def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route) -> int:
+def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route, mapped: bool = False) -> int:
     """Fills `module` from the tensors of `folder` whose names begin with `prefix`; returns the bytes it now holds.
 
-    Values are converted to the parameters' dtype. Raises CheckpointError that names missing, unexpected or misshapen
-    tensors.
+    Values are converted to the parameters' dtype. With `mapped`, those that need not be converted stay where they are
+    in the file, as `from_pretrained` leaves them: CPU kernels round in another way where memory is aligned in another
+    way, so that only then results are equal to the bit.
+
+    Raises CheckpointError that names missing, unexpected or misshapen tensors.
     """
     state = module.state_dict(keep_vars=True)
     files = {name: path for name, path in tensor_files(folder).items() if name.startswith(prefix)}
@@ -85,7 +88,10 @@ def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route) 
                 raise CheckpointError(
                     f"{files[name]}: {name} has shape {list(tensor.shape)}, the model needs {list(part.shape)}"
                 )
-            part.copy_(tensor)
+            if mapped and not slot.index and (tensor.dtype, tensor.device) == (target.dtype, target.device):
+                target.data = tensor
+            else:
+                part.copy_(tensor)
             filled[slot.parameter] += tensor.numel()
     missing = [prefix + name for name, tensor in state.items() if filled[name] != tensor.numel()]
     if missing:

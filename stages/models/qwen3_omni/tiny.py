@@ -5,17 +5,16 @@ nothing.
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import save_file
 
+from stages.models.cache import built_once, cache_root
 from stages.models.qwen3_omni import tiny_config, tiny_tokenizer, tiny_weights
 
+__all__ = ["cache_root", "tiny_checkpoint"]
 WEIGHTS_FILE = "model.safetensors"
 FILES = (
     "config.json",
@@ -29,15 +28,6 @@ FILES = (
 )
 # Raise it when the values of `tiny_weights` change; everything else is part of the key by itself.
 _WEIGHTS_VERSION = 1
-
-
-def cache_root(environ: Mapping[str, str]) -> Path:
-    """Where omni keeps what it can build again: `$OMNI_CACHE`, else `$XDG_CACHE_HOME/omni`, else `~/.cache/omni`."""
-    if environ.get("OMNI_CACHE"):
-        return Path(environ["OMNI_CACHE"]).expanduser()
-    if environ.get("XDG_CACHE_HOME"):
-        return Path(environ["XDG_CACHE_HOME"]) / "omni"
-    return Path(environ.get("HOME") or Path.home()) / ".cache" / "omni"
 
 
 def _texts() -> dict[str, str]:
@@ -60,34 +50,10 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
     config = tiny_config.model_config(tiny_tokenizer.VOCABULARY_SIZE)
     save_file(tiny_weights.weights(config), folder / WEIGHTS_FILE, metadata={"format": "pt"})
-    for path in folder.iterdir():
-        # Without this, a power loss after the rename could leave a complete-looking folder of empty files.
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def tiny_checkpoint(root: Path) -> Path:
-    """The folder of the tiny checkpoint below `root`, built if it is not there.
-
-    Safe when several processes build at once: each writes a folder of its own and renames it into place; the first one
-    wins and the others use what it wrote. An `OSError` (no space, no permission) passes through.
-    """
+    """The folder of the tiny checkpoint below `root`, built if it is not there."""
     texts = _texts()
     key = hashlib.sha256(repr((_WEIGHTS_VERSION, tiny_weights.SEED, sorted(texts.items()))).encode()).hexdigest()
-    final = root / "checkpoints" / f"qwen3_omni-tiny-{key[:12]}"
-    if final.is_dir():
-        return final
-    final.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{final.name}-", dir=final.parent))
-    try:
-        _write(scratch, texts)
-        scratch.chmod(0o755)
-        try:
-            scratch.rename(final)
-        except OSError:
-            # Renaming onto a folder with files in it fails: somebody else was first.
-            if not final.is_dir():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    return final
+    return built_once(root, f"qwen3_omni-tiny-{key[:12]}", lambda folder: _write(folder, texts))

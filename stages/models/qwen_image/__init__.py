@@ -1,0 +1,1 @@
+"""Qwen-Image: pictures from text, over diffusers' own modules."""

@@ -1,0 +1,11 @@
+"""The runner of each stage of the family, by name. Imported inside a stage process only."""
+
+from stages.config import StageSpec
+from stages.models.qwen_image.stepper import QwenImageStepper
+from stages.runners.base import ModelRunner
+from stages.runners.diffusion import DiffusionRunner
+
+
+def build_runner(spec: StageSpec) -> ModelRunner:
+    """The runner of `spec.stage`, not loaded yet."""
+    return DiffusionRunner(spec, QwenImageStepper(spec.model))

@@ -1,0 +1,174 @@
+"""The parts of diffusers' QwenImagePipeline, each for itself: what the loop of its `__call__` does, a step at a time.
+
+The arithmetic is the pipeline's own (diffusers 0.42, pipelines/qwenimage/pipeline_qwenimage.py), and so are all its
+modules.
+"""
+
+import copy
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import (
+    AutoencoderKLQwenImage,
+    FlowMatchEulerDiscreteScheduler,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+)
+from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift, retrieve_timesteps
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
+
+from stages.config import ModelSpec
+from stages.errors import RequestRefused
+from stages.messages import ImageParams
+from stages.models.checkpoint import read_json
+from stages.runners.diffusion import Canvas, Condition
+from stages.runners.loading import Slot, build, fill_random, load_weights
+from stages.schedulers.base import Denoising
+
+PROMPT_TOKENS = 512
+"""Of a longer prompt the rest does not count, as in the pipeline."""
+PROMPT_CHARACTERS = 100_000
+TILED_PIXELS = 1664 * 928
+"""Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
+
+_PARTS = ("transformer", "vae", "text_encoder")
+
+
+class QwenImageStepper:
+    """A `Stepper` over any folder of a QwenImagePipeline. `tiled_pixels`: as `TILED_PIXELS`."""
+
+    def __init__(self, model: ModelSpec, *, tiled_pixels: int = TILED_PIXELS) -> None:
+        self._folder = Path(model.path)
+        self._dummy = model.load_format == "dummy"
+        self._tiled_pixels = tiled_pixels
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> int:
+        self._device = device
+        modules = {part: build(partial(self._module, part), device=device, dtype=dtype) for part in _PARTS}
+        held = sum(self._fill(part, module) for part, module in modules.items())
+        self._pipeline = QwenImagePipeline(
+            scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(self._folder / "scheduler"),
+            tokenizer=AutoTokenizer.from_pretrained(self._folder / "tokenizer"),
+            **modules,
+        )
+        self._multiple = 2 * self._pipeline.vae_scale_factor
+        return held
+
+    def _module(self, part: str) -> nn.Module:
+        folder = self._folder / part
+        if part == "text_encoder":
+            return Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
+        kind = QwenImageTransformer2DModel if part == "transformer" else AutoencoderKLQwenImage
+        module: nn.Module = kind.from_config(read_json(folder / "config.json"))
+        return module
+
+    def _fill(self, part: str, module: nn.Module) -> int:
+        if self._dummy:
+            return fill_random(module, seed=0)
+        route = _text_encoder_slot if part == "text_encoder" else Slot
+        return load_weights(module, self._folder / part, prefix="", route=route, mapped=True)
+
+    def least(self) -> ImageParams:
+        side = self._multiple
+        return ImageParams(width=side, height=side, steps=2, true_cfg_scale=2.0, negative_prompt="")
+
+    def denoising(self, image: ImageParams) -> Denoising:
+        if image.width % self._multiple or image.height % self._multiple:
+            raise RequestRefused(
+                f"{image.width}x{image.height}: width and height must be multiples of {self._multiple}"
+            )
+        tokens = (image.width // self._multiple) * (image.height // self._multiple)
+        return Denoising(
+            steps=image.steps, tokens=tokens * (2 if image.guided else 1), shape=(image.width, image.height)
+        )
+
+    def encode(self, text: str) -> Condition:
+        if len(text) > PROMPT_CHARACTERS:
+            raise RequestRefused(f"the prompt has {len(text)} characters; {PROMPT_CHARACTERS} are read at most")
+        pipeline = self._pipeline
+        embeds, _ = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)
+        template: str = pipeline.prompt_template_encode
+        tokens = len(pipeline.tokenizer(template.format(text)).input_ids) - pipeline.prompt_template_encode_start_idx
+        warning = f"the prompt has {tokens} tokens, of which the first {PROMPT_TOKENS} count"
+        return Condition(embeds[0], warning if tokens > PROMPT_TOKENS else "")
+
+    def begin(self, image: ImageParams, seed: int) -> Canvas:
+        pipeline = self._pipeline
+        latents = pipeline.prepare_latents(
+            1,
+            pipeline.transformer.config.in_channels // 4,
+            image.height,
+            image.width,
+            pipeline.transformer.dtype,
+            self._device,
+            torch.Generator().manual_seed(seed),
+        )
+        schedule = copy.deepcopy(pipeline.scheduler)
+        config = schedule.config
+        shift = calculate_shift(
+            latents.shape[1],
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+        sigmas = image.sigmas or np.linspace(1.0, 1 / image.steps, image.steps)
+        timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, mu=shift)
+        schedule.set_begin_index(0)
+        return Canvas(latents, schedule, timesteps)
+
+    def predict(
+        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+    ) -> torch.Tensor:
+        embeds, mask = _padded([condition.embeds for condition in conditions])
+        shape = (1, image.height // self._multiple, image.width // self._multiple)
+        predicted: torch.Tensor = self._pipeline.transformer(
+            hidden_states=latents,
+            timestep=timesteps.to(latents.dtype) / 1000,
+            encoder_hidden_states=embeds,
+            encoder_hidden_states_mask=mask,
+            img_shapes=[[shape]] * len(conditions),
+            return_dict=False,
+        )[0]
+        return predicted
+
+    def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
+        guided = unwanted + scale * (wanted - unwanted)
+        return guided * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
+
+    def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
+        pipeline, vae = self._pipeline, self._pipeline.vae
+        unpacked = pipeline._unpack_latents(latents, image.height, image.width, pipeline.vae_scale_factor).to(vae.dtype)
+
+        def channels(values: Any) -> torch.Tensor:
+            return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(unpacked.device, unpacked.dtype)
+
+        scaled = unpacked / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)
+        vae.use_tiling = image.width * image.height > self._tiled_pixels
+        decoded = vae.decode(scaled, return_dict=False)[0][:, :, 0]
+        pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
+        return pixels[0].permute(1, 2, 0).float().cpu().contiguous()
+
+
+def _padded(embeds: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[rows, longest, features], and which of them are no padding; None where there is none."""
+    lengths = [len(each) for each in embeds]
+    padded = nn.utils.rnn.pad_sequence(embeds, batch_first=True)
+    if min(lengths) == max(lengths):
+        return padded, None
+    places = torch.arange(max(lengths), device=padded.device)
+    return padded, (places < torch.tensor(lengths, device=padded.device)[:, None]).long()
+
+
+def _text_encoder_slot(name: str) -> Slot:
+    """Published folders have the names of before the language model was a part of its own."""
+    if name.startswith("visual."):
+        return Slot(f"model.{name}")
+    if name.startswith("model.") and not name.startswith(("model.language_model.", "model.visual.")):
+        return Slot(name.replace("model.", "model.language_model.", 1))
+    return Slot(name)

@@ -1,0 +1,147 @@
+"""The tiny checkpoint: a random Qwen-Image of about 0.3 M parameters in the published layout, built once into a cache
+folder. It is the embedded default of the family and what the tests run.
+
+The modules' own classes know their tensors, so that a process of its own builds it: importing this module imports no
+torch. Fetches nothing.
+"""
+
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from stages.errors import CheckpointError
+from stages.models.cache import built_once
+
+SEED = 20_240_804
+# Raise it when what `write` makes of the values below changes.
+_VERSION = 1
+
+# As published, but for `shift_terminal` (0.02 there), which makes nothing of a single step.
+_SCHEDULER = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
+_TRANSFORMER: dict[str, Any] = {
+    "num_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 32,
+    "joint_attention_dim": 32,
+    "axes_dims_rope": [8, 12, 12],
+}
+_VAE: dict[str, Any] = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 1, 2, 2], "num_res_blocks": 1}
+_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_VOCABULARY = 512
+_TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": _VOCABULARY,
+    "max_position_embeddings": 4096,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e6},
+}
+_VISION: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "fullatt_block_indexes": [0],
+}
+_TEXT_GAIN = 3.0  # of the projections through which a picture attends to its prompt
+# What a request is given that leaves it open: with the published defaults the tiny model would draw for minutes.
+DEFAULTS = {"width": 128, "height": 128, "steps": 8}
+DEFAULTS_FILE = "omni.json"
+
+
+def name() -> str:
+    """The folder's name: another one for other values."""
+    values = (_VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS)
+    return f"qwen_image-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
+
+
+def tiny_checkpoint(root: Path) -> Path:
+    """The folder of the tiny checkpoint below `root`, built if it is not there. Raises CheckpointError, OSError."""
+    return built_once(root, name(), _write_elsewhere)
+
+
+def _write_elsewhere(folder: Path) -> None:
+    command = [sys.executable, "-m", __name__, str(folder)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[3], env=environ, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        raise CheckpointError(f"building the tiny Qwen-Image failed with exit code {done.returncode}: {last}")
+
+
+def write(folder: Path) -> None:
+    """Makes every part and saves the whole as diffusers does."""
+    from diffusers import (
+        AutoencoderKLQwenImage,
+        FlowMatchEulerDiscreteScheduler,
+        QwenImagePipeline,
+        QwenImageTransformer2DModel,
+    )
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    pipeline = QwenImagePipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
+        vae=AutoencoderKLQwenImage(**_VAE),
+        text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=_TEXT, vision_config=_VISION)),
+        tokenizer=None,
+        transformer=QwenImageTransformer2DModel(**_TRANSFORMER),
+    )
+    for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
+        _fill(module)
+    pipeline.register_modules(tokenizer=_tokenizer(pipeline.prompt_template_encode))
+    pipeline.save_pretrained(folder)
+    (folder / DEFAULTS_FILE).write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
+
+
+def _fill(module: Any) -> None:
+    """Normal values that keep the size of what passes through, so that prompts and seeds can be told apart: with the
+    usual small ones the picture hardly depends on the prompt."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in module.state_dict(keep_vars=True).items():
+            generator = torch.Generator().manual_seed(
+                int.from_bytes(hashlib.blake2b(f"{SEED}:{name}".encode(), digest_size=7).digest())
+            )
+            if tensor.ndim > 1:
+                fan_in = math.prod(tensor.shape[1:])
+                deviation = 1.0 if "embed_tokens" in name else (_TEXT_GAIN if "add_" in name else 1.0) * fan_in**-0.5
+                tensor.normal_(0.0, deviation, generator=generator)
+            elif name.endswith("bias"):
+                tensor.normal_(0.0, 0.1, generator=generator)
+            else:
+                tensor.fill_(1.0)
+
+
+def _tokenizer(template: str) -> Any:
+    """Byte-level BPE that has learned the words of the pipeline's template: as in the published one each is a token,
+    so that as many of them are dropped as there are before the prompt."""
+    from transformers import Qwen2Tokenizer
+
+    empty = Qwen2Tokenizer(extra_special_tokens=_TOKENS)
+    return empty.train_new_from_iterator([[template] * 2], vocab_size=_VOCABULARY - 8, show_progress=False)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

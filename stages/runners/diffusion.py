@@ -1,0 +1,264 @@
+"""Runs denoising pipelines step by step: requests at different steps, with guidance of their own, in one forward.
+
+`DiffusionRunner` owns the batch, a `Stepper` the algorithm: another pipeline is another stepper. A request's result
+does not depend on who shares its steps, but for the rounding of another tensor shape.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from stages.config import StageSpec
+from stages.errors import RequestRefused, StageError, describe
+from stages.messages import ImageParams, StageRequest
+from stages.payload import Payload
+from stages.runners.base import Output, RowResult
+from stages.runners.tensors import to_payload
+from stages.schedulers.base import Denoising, KVCapacity, Row
+
+_KEPT_TEXTS = 16  # encoded texts that are kept: the empty negative prompt, the prompt of several pictures
+_WARM_UP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One encoded text, without padding: `embeds` [tokens, features]. `warning` says what did not fit."""
+
+    embeds: torch.Tensor
+    warning: str = ""
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A picture in the making: `latents` [1, tokens, channels], and `schedule`, a noise scheduler of its own that knows
+    the `timesteps` [steps] and where it stands."""
+
+    latents: torch.Tensor
+    schedule: Any
+    timesteps: torch.Tensor
+
+
+class Stepper(Protocol):
+    """What a pipeline does in each of its parts. One request's texts and canvas never see another's."""
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> int:
+        """Loads the modules; returns the bytes that they hold."""
+        ...
+
+    def least(self) -> ImageParams:
+        """The least work that passes through everything, for the warm-up."""
+        ...
+
+    def denoising(self, image: ImageParams) -> Denoising:
+        """What the request's steps will be. Raises RequestRefused for what the model cannot draw."""
+        ...
+
+    def encode(self, text: str) -> Condition: ...
+
+    def begin(self, image: ImageParams, seed: int) -> Canvas:
+        """The noise, and the schedule at its start. The same seed gives the noise that the pipeline itself draws with a
+        CPU generator of that seed."""
+        ...
+
+    def predict(
+        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+    ) -> torch.Tensor:
+        """One forward over all rows, of one shape: latents [rows, tokens, channels], timesteps [rows]."""
+        ...
+
+    def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
+        """Both predictions of one request as one, each [1, tokens, channels]."""
+        ...
+
+    def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
+        """float32 [height, width, 3] in 0 to 1, on the CPU, from the latents of one request."""
+        ...
+
+
+@dataclass(slots=True)
+class _Picture:
+    """A request in this stage. `conditions` are its prompt and, where it is guided, its negative prompt."""
+
+    request: StageRequest
+    image: ImageParams
+    texts: tuple[str, ...]
+    asks: Denoising
+    conditions: tuple[Condition, ...] = ()
+    canvas: Canvas | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def drawn(self) -> Canvas:
+        if self.canvas is None:
+            raise StageError(f"request {self.request.uid} has not been encoded")
+        return self.canvas
+
+
+class DiffusionRunner:
+    """A `ModelRunner` of a stage that encodes, denoises and decodes.
+
+    With `joined`, the predictions with and without the prompt are rows of one forward; else there are two forwards, as
+    in diffusers' pipelines, and a request that is alone equals theirs to the bit.
+    """
+
+    def __init__(self, spec: StageSpec, stepper: Stepper, *, joined: bool = True) -> None:
+        self._spec = spec
+        self._stepper = stepper
+        self._joined = joined
+        self._pictures: dict[int, _Picture] = {}
+        self._texts: OrderedDict[str, Condition] = OrderedDict()
+        self._counters: dict[str, int] = {}
+
+    def load(self) -> tuple[tuple[str, str], ...]:
+        spec = self._spec
+        torch.set_num_threads(spec.threads)
+        device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
+        if device.type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
+            torch.backends.cudnn.allow_tf32 = False  # float32 is to be float32
+        held = self._stepper.load(device, getattr(torch, spec.model.dtype))
+        return ("device", str(device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
+
+    def warm_up(self) -> None:
+        request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=self._stepper.least())
+        self._pictures[_WARM_UP] = self._picture(request, "warm up")
+        for phase in ("encode", *["denoise"] * self.denoising(_WARM_UP).steps, "decode"):
+            row = Row(uid=_WARM_UP, phase=phase, position=0, units=1)  # type: ignore[arg-type]
+            for result in self.execute((row,)):
+                if result.error is not None:
+                    raise StageError(f"the warm-up failed: {result.error.message}\n{result.error.trace}")
+        self.end(_WARM_UP)
+        self._texts.clear()
+
+    def begin(self, request: StageRequest) -> None:
+        self._pictures[request.uid] = self._picture(request, _prompt(request))
+
+    def _picture(self, request: StageRequest, prompt: str) -> _Picture:
+        image = request.image
+        if image is None:
+            raise RequestRefused("the request does not say how to draw (request.image)")
+        texts = (prompt, image.negative_prompt or "") if image.guided else (prompt,)
+        return _Picture(request, image, texts, self._stepper.denoising(image))
+
+    def denoising(self, uid: int) -> Denoising:
+        return self._pictures[uid].asks
+
+    def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
+        raise StageError(f"stage {self._spec.stage!r} is fed by nobody, but {producer} sends it something")
+
+    def prompt_tokens(self, uid: int) -> int:
+        """Latent tokens of a step: a text is counted when it is encoded."""
+        return self._pictures[uid].asks.tokens
+
+    def kv_capacity(self) -> KVCapacity | None:
+        return None
+
+    def preempt(self, uids: tuple[int, ...]) -> None:
+        """There is no KV cache to take back."""
+
+    def counters(self) -> tuple[tuple[str, int], ...]:
+        """`forwards` of the denoiser in the last step, and `forward_rows` in all of them."""
+        return tuple(self._counters.items())
+
+    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        self._counters = {}
+        with torch.no_grad():
+            if rows[0].phase == "denoise":
+                return self._denoise(rows)
+            work = self._encode if rows[0].phase == "encode" else self._decode
+            return tuple(self._alone(row, work) for row in rows)
+
+    def _alone(self, row: Row, work: Callable[[Row], RowResult]) -> RowResult:
+        """What a row does by itself also fails by itself."""
+        try:
+            return work(row)
+        except Exception as error:
+            return RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage))
+
+    def _encode(self, row: Row) -> RowResult:
+        picture = self._pictures[row.uid]
+        picture.conditions = tuple(self._condition(text) for text in picture.texts)
+        picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
+        picture.canvas = self._stepper.begin(picture.image, picture.request.seed)
+        return RowResult(uid=row.uid, units=0)
+
+    def _condition(self, text: str) -> Condition:
+        found = self._texts.get(text)
+        if found is None:
+            found = self._texts[text] = self._stepper.encode(text)
+            if len(self._texts) > _KEPT_TEXTS:
+                self._texts.popitem(last=False)
+        self._texts.move_to_end(text)
+        return found
+
+    def _denoise(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        pictures = [self._pictures[row.uid] for row in rows]
+        predictions = self._predictions(pictures, [row.position for row in rows])
+        return tuple(
+            self._alone(row, partial(self._step, wanted=wanted, unwanted=unwanted))
+            for row, (wanted, unwanted) in zip(rows, predictions, strict=True)
+        )
+
+    def _step(self, row: Row, wanted: torch.Tensor, unwanted: torch.Tensor | None) -> RowResult:
+        picture = self._pictures[row.uid]
+        if unwanted is not None:
+            wanted = self._stepper.guide(wanted, unwanted, picture.image.true_cfg_scale)
+        canvas = picture.drawn
+        timestep = canvas.timesteps[row.position]
+        canvas.latents = canvas.schedule.step(wanted, timestep, canvas.latents, return_dict=False)[0]
+        return RowResult(uid=row.uid, units=1)
+
+    def _predictions(
+        self, pictures: list[_Picture], positions: list[int]
+    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """For each picture the prediction with its prompt and, where it is guided, that with its negative prompt."""
+        latents = torch.cat([picture.drawn.latents for picture in pictures])
+        timesteps = torch.stack([p.drawn.timesteps[at] for p, at in zip(pictures, positions, strict=True)])
+        guided = [index for index, picture in enumerate(pictures) if picture.image.guided]
+        prompts = [picture.conditions[0] for picture in pictures]
+        negatives = [pictures[index].conditions[1] for index in guided]
+        every = list(range(len(pictures)))
+        batches = [(every + guided, prompts + negatives)]
+        if guided and not self._joined:
+            batches = [(every, prompts), (guided, negatives)]
+        rows = torch.cat(
+            [
+                self._stepper.predict(pictures[0].image, latents[chosen], timesteps[chosen], conditions)
+                for chosen, conditions in batches
+            ]
+        )
+        self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
+        against = {index: rows[len(every) + place, None] for place, index in enumerate(guided)}
+        return [(rows[index, None], against.get(index)) for index in every]
+
+    def _decode(self, row: Row) -> RowResult:
+        picture = self._pictures[row.uid]
+        latents = picture.drawn.latents
+        if not bool(latents.isfinite().all()):
+            raise StageError(
+                f"the latents are not finite after {picture.asks.steps} steps: there is no picture in them"
+            )
+        pixels = (self._stepper.decode(picture.image, latents) * 255).round().to(torch.uint8)
+        meta = (("warning", "\n".join(picture.warnings)),) if picture.warnings else ()
+        payload = Payload(tensors=(to_payload("image", pixels),), meta=meta)
+        outputs = tuple(Output(modality=name, units=1, payload=payload) for name in picture.request.outputs)
+        return RowResult(uid=row.uid, units=0, finished="stop", outputs=outputs)
+
+    def end(self, uid: int) -> None:
+        del self._pictures[uid]
+
+    def close(self) -> None:
+        self._pictures.clear()
+        self._texts.clear()
+
+
+def _prompt(request: StageRequest) -> str:
+    """The text of the only turn. Raises RequestRefused for a conversation."""
+    turns = request.conversation
+    if len(turns) != 1 or turns[0].role != "user":
+        raise RequestRefused("a picture is drawn from one prompt, not from a conversation")
+    return "".join(part.text for part in turns[0].parts)
