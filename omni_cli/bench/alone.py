@@ -65,7 +65,7 @@ class LonelyStage:
         self._send([*submits, *_next(streams, next(left, 0))])
         running, steps = set(uids), list[StepDone]()
         while running:
-            report = self._receive()
+            report = receive(self._process)
             commands: list[Command] = []
             for event in report.events:
                 if isinstance(event, StepDone):
@@ -111,17 +111,19 @@ class LonelyStage:
         if commands:
             self._process.send(Turn(commands=tuple(commands), sent_ns=0))
 
-    def _receive(self) -> StepReport:
-        while True:
-            try:
-                message = self._process.receive()
-            except (EOFError, OSError):
-                self._process.reap()
-                raise StageFailure(f"{self._process.process} is dead: {self._process.death()}") from None
-            if isinstance(message, StepReport):
-                return message
-            if isinstance(message, ProcessFailed):
-                raise StageFailure(f"{message.process} failed: {message.error.message}")
+
+def receive(process: StageProcess) -> StepReport:
+    """Its next report. StageFailure if it gives up or dies."""
+    while True:
+        try:
+            message = process.receive()
+        except (EOFError, OSError):
+            process.reap()
+            raise StageFailure(f"{process.process} is dead: {process.death()}") from None
+        if isinstance(message, StepReport):
+            return message
+        if isinstance(message, ProcessFailed):
+            raise StageFailure(f"{message.process} failed: {message.error.message}")
 
 
 def _next(streams: Sequence[Iterator[Command]], count: int) -> list[Command]:

@@ -2,14 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
-from omni_cli.bench.level import Load
+from omni_cli.bench.level import Level, Load
 from omni_cli.bench.page import write_section
 from omni_cli.bench.plot import draw
 from omni_cli.bench.prepared import Prepared
@@ -24,6 +24,7 @@ from omni_cli.table import stdout, table
 from stages.models.registry import RequestSize
 
 _LEAST_REQUESTS = 8
+_NAMED = 3  # failures of a load that are told one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +72,7 @@ def bench_run(
     """0, or 1 if a request failed. Raises OmniError for what is refused, and for what cannot be started."""
     prepared = Prepared.of(words)
     loaded, plan, machine = prepared.loaded, prepared.plan, prepared.machine
-    serving = Serving(plan=plan, requests=_requests(prepared, options), loads=options.loads)
+    serving = Serving(plan=plan, requests=sized_requests(prepared, options), loads=options.loads)
     command = shlex.join(["omni", "bench", "run", *words, *options.argv()])
     with ExitStack() as stack:
         interrupts = stack.enter_context(Interrupts())
@@ -98,7 +99,7 @@ def bench_run(
     return int(any(level.failed for level in serving.levels))
 
 
-def _requests(prepared: Prepared, options: BenchOptions) -> SizedRequests:
+def sized_requests(prepared: Prepared, options: BenchOptions) -> SizedRequests:
     loaded, plan = prepared.loaded, prepared.plan
     outputs = ("text",) if options.text_only else loaded.config.request.modalities or tuple(plan.outputs)
     missing = [output for output in outputs if output not in plan.outputs]
@@ -112,8 +113,12 @@ def _print(serving: Serving) -> None:
         stdout().print(table(header, rows))
         stdout().print()
     stdout().print(f"{SPREAD_NOTE}\nplan: {serving.plan.digest}")
-    for level in serving.levels:
-        for one in level.failed[:3]:
-            say(f"{level.load}: {one.error}")
-        if len(level.failed) > 3:
-            say(f"{level.load}: ... and {len(level.failed) - 3} more")
+    say_failures({str(level.load): level for level in serving.levels})
+
+
+def say_failures(levels: Mapping[str, Level]) -> None:
+    for name, level in levels.items():
+        for one in level.failed[:_NAMED]:
+            say(f"{name}: {one.error}")
+        if len(level.failed) > _NAMED:
+            say(f"{name}: ... and {len(level.failed) - _NAMED} more")

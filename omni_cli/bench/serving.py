@@ -38,10 +38,13 @@ class Serving:
     levels: list[Level] = field(default_factory=list)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def measure(self, interrupts: Interrupts, trace: Path | None, say: Say) -> None:
+    def measure(self, interrupts: Interrupts, trace: Path | None, say: Say, *listeners: Listener) -> None:
         """Starts the plan once for all loads. `levels` has those that were finished, whatever ends it."""
         log = StepLog(self.plan)
-        deployed = plain(self.plan, interrupts, log) if trace is None else traced(self.plan, interrupts, trace, log)
+        heard = (log, *listeners)
+        deployed = (
+            plain(self.plan, interrupts, *heard) if trace is None else traced(self.plan, interrupts, trace, *heard)
+        )
         with deployed as (running, listener):
             self.facts = {process: dict(facts) for process, facts in log.facts.items()}
             asyncio.run(self._carry(running, listener, log, interrupts, say))

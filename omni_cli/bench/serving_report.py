@@ -77,11 +77,11 @@ def document(serving: Serving, machine: Machine, command: str) -> dict[str, Any]
         "machine": dict(machine),
         "processes": serving.facts,
         "workload": {**asdict(requests.size), "outputs": list(requests.outputs), "seed": requests.seed},
-        "levels": [_level_document(level) for level in serving.levels],
+        "levels": [level_document(level) for level in serving.levels],
     }
 
 
-def _level_document(level: Level) -> Mapping[str, Any]:
+def level_document(level: Level) -> Mapping[str, Any]:
     return {
         "load": asdict(level.load),
         "wall_s": level.wall_s,

@@ -14,6 +14,11 @@ Words = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
 ]
 Page = Annotated[Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")]
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, help="With the chat template.")]
+TextTokens = Annotated[int, typer.Option("--text-tokens", min=1, help="Of each answer.")]
+Frames = Annotated[int, typer.Option("--frames", min=1, help="Frames of sound of each answer.")]
+TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Keys all that is drawn: prompts, tokens, arrivals.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -69,11 +74,11 @@ def run(
         int | None,
         typer.Option("--requests", min=1, help="Requests of each load. Default: twice those at once, 8 or more."),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="With the chat template.")] = 100,
-    text_tokens: Annotated[int, typer.Option("--text-tokens", min=1, help="Of each answer.")] = 64,
-    frames: Annotated[int, typer.Option("--frames", min=1, help="Frames of sound of each answer.")] = 250,
-    text_only: Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")] = False,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Keys prompts, draws and arrivals.")] = 0,
+    prompt_tokens: PromptTokens = 100,
+    text_tokens: TextTokens = 64,
+    frames: Frames = 250,
+    text_only: TextOnly = False,
+    seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; must be absent or empty.")] = None,
     json_to: JsonFile = None,
     write: Page = None,
@@ -106,7 +111,7 @@ def stage(
     bandwidth: Annotated[
         float | None, typer.Option("--bandwidth", min=0.001, metavar="GB/S", help="Of memory; measured if not given.")
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Keys what the stage is given.")] = 0,
+    seed: Seed = 0,
     json_to: JsonFile = None,
     write: Page = None,
 ) -> None:
@@ -122,6 +127,39 @@ def stage(
         seed=seed,
     )
     bench_stage(words or [], options, json_to=json_to, page=write)
+
+
+@app.command("compare")
+def compare(
+    words: Words = None,
+    concurrency: Annotated[
+        str, typer.Option("--concurrency", metavar="N[,N..]", help="Callers of omni, beside one; `generate` has one.")
+    ] = "1",
+    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests of each side.")] = 4,
+    prompt_tokens: PromptTokens = 100,
+    text_tokens: TextTokens = 64,
+    frames: Frames = 250,
+    text_only: TextOnly = False,
+    seed: Seed = 0,
+    json_to: JsonFile = None,
+    write: Page = None,
+) -> None:
+    """transformers' own `generate` and omni over the same weights and requests, one after the other, and the ratios.
+
+    On a CPU in float32 the answers are compared as well. Exit code 1 if a request failed or an answer differs.
+    """
+    from omni_cli.bench.compare_run import bench_compare
+    from omni_cli.bench.run import BenchOptions
+    from stages.models.registry import RequestSize
+
+    options = BenchOptions(
+        concurrency=_numbers("--concurrency", concurrency, int),
+        requests=requests,
+        size=RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames),
+        text_only=text_only,
+        seed=seed,
+    )
+    raise typer.Exit(bench_compare(words or [], options, json_to=json_to, page=write))
 
 
 Number = TypeVar("Number", int, float)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
 from stages.payload import Payload
 from stages.runners.base import ModelRunner
+from stages.worker.channel import Inbox, Outbox
 
 # short name -> package below stages.models with `contract.py` (CONTRACTS) and `stage.py` (build_runner)
 _PACKAGES = {
@@ -88,6 +89,15 @@ Feed = tuple[tuple[int, Payload], ...]
 """What a stage gets of one request from its only producer, message by message: the units in each, and its payload."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferenceOptions:
+    """How `run_reference` answers a request (`StageRequest.options`): `limits` in tokens by sampled stage, all of them
+    reached; `experts` is the implementation that it is held to, empty for whatever it ships with."""
+
+    limits: Mapping[str, int]
+    experts: str = ""
+
+
 class CheckModel(Protocol):
     def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
         """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
@@ -106,6 +116,7 @@ class FamilyContract:
     `step_bytes(model_path, stage, dtype, rows, context)` is what a step of so many rows, each behind `context` tokens,
     has to read at the least. `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for
     it, `feed(model_path, stage, size, draw)` what a later stage would get of one; what is in them is drawn.
+    `has_reference`: `run_reference` can answer the same requests without stages.
     """
 
     name: str
@@ -121,6 +132,7 @@ class FamilyContract:
     step_bytes: Callable[[str, str, str, int, int], int] | None = None
     sized: Callable[[RequestSize, Random], Mapping[str, Any]] | None = None
     feed: Callable[[str, str, RequestSize, Random], Feed] | None = None
+    has_reference: bool = False
 
 
 def contract(family: str) -> FamilyContract:
@@ -140,3 +152,9 @@ def build_runner(spec: StageSpec) -> ModelRunner:
     module = import_module(f"stages.models.{_PACKAGES[spec.family]}.stage")
     runner: ModelRunner = module.build_runner(spec)
     return runner
+
+
+def run_reference(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
+    """The family's model without stages, in place of a worker; called in a process of its own only."""
+    module = import_module(f"stages.models.{_PACKAGES[spec.family]}.reference")
+    module.run(spec, inbox, outbox)

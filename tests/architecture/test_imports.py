@@ -88,6 +88,7 @@ VERBS = (
     "bench overhead",
     "bench run",
     "bench stage",
+    "bench compare",
     "doctor",
 )
 

@@ -160,3 +160,31 @@ def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
     assert len(figures["batch_2_step_ms"]["samples"]) == len(figures["batch_2_gap_ms"]["samples"]) + 1 == 64
     assert min(figures["batch_2_step_ms"]["samples"]) >= 2
     assert "batch_2_floor_ms" not in figures  # the family has no formula
+
+
+def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: Path) -> None:
+    size = ("--requests", "2", "--prompt-tokens", "30", "--text-tokens", "5", "--frames", "7")
+    words = ("recipe=qwen3_omni", "--concurrency", "2", *size, "--json", "c.json", "--write", "page.md")
+    with leaves_nothing():
+        done = omni("bench", "compare", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    compared = json.loads((tmp_path / "c.json").read_text())
+    assert (compared["agreed"], compared["compared"]) == (4, 4)
+    assert "Ids and codes of 4 of 4 answers" in done.out
+    sides = ["omni, 1 at once", "omni, 2 at once", "transformers, as shipped", "transformers, grouped_mm"]
+    assert list(compared["levels"]) == sides
+    for level in compared["levels"].values():
+        figures = {key: figure["samples"] for key, figure in level["figures"].items()}
+        assert (level["done"], level["failed"]) == (2, [])
+        assert figures["prompt_tokens"] == [30, 30]
+        assert min(figures["ttft_ms"]) > 0
+        assert [len(figures[key]) for key in ("thinker_token_ms", "talker_frame_ms", "ttfa_ms", "rtf")] == [2] * 4
+    rates = [compared["levels"][side]["figures"]["requests_per_s"]["median"] for side in sides[:3]]
+    printed = [compared["times_better"][f"{side} / {sides[2]}"]["requests/s"] for side in sides[:2]]
+    assert printed == [f"{rate / rates[2]:.{2 if rate / rates[2] < 10 else 1}f} x" for rate in rates[:2]]
+    assert "<!-- omni bench compare qwen3_omni auto: begin -->" in (tmp_path / "page.md").read_text()
+
+
+def test_a_family_without_generate_is_not_compared(tmp_path: Path) -> None:
+    done = omni("bench", "compare", "recipe=synthetic", cwd=tmp_path)
+    assert (done.code, "`synthetic` has no `generate`" in done.err) == (2, True)

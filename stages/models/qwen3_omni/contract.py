@@ -137,5 +137,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         step_bytes=step_bytes,
         sized=sized,
         feed=feed,
+        has_reference=True,
     )
 }
