@@ -53,7 +53,7 @@ def requests() -> list[Asked]:
     for index, conversation in enumerate(CONVERSATIONS.values()):
         one = ask(conversation, 7 + 3 * index, 41 - 4 * index)
         if index % 2:
-            one.thinker = replace(one.thinker, temperature=0.9, top_p=0.95)
+            one.thinker = replace(one.thinker, temperature=0.9, top_p=0.95, min_tokens=index, frequency_penalty=0.2)
             one.talker = replace(one.talker, temperature=None, repetition_penalty=1.2)
             one.seed = index
         asked.append(one)

@@ -21,9 +21,10 @@ from tests.integration.test_qwen3_omni_parity import AUDIO, CONVERSATIONS, IMAGE
 
 TOLERANCE = 1e-4
 CHUNKS = ("deploy.stages.code2wav.first_chunk_frames=3", "deploy.stages.code2wav.chunk_frames=10")
+ROOM = 26 * 4  # tokens
 SCARCE = tuple(
     f"deploy.stages.{stage}.{setting}"
-    for stage, blocks in (("thinker", 26), ("talker", 22))
+    for stage, blocks in (("thinker", ROOM // 4), ("talker", 22))
     for setting in ("max_batch=4", "step_tokens=8", f"kv_blocks={blocks}", "kv_block_tokens=4")
 )
 TEXT = CONVERSATIONS["text"]
@@ -142,11 +143,16 @@ def test_a_cancel_in_any_phase_leaves_nothing_and_the_others_alone(folder: Path,
         for phase, moment in PHASES.items():
             session.cancel_at(phase, moment)
             await session.all_of([*(short(f"{phase}: {other}", TEXT) for other in (1, 2)), victim(phase)])
+        await session.one(short("too long", [("user", ["word " * ROOM])]))
         await session.one(short("after", TEXT))
 
     recording = run(folder, act, *SCARCE)
     recording.check_ended_well()
     assert not recording.watches, "every moment has come"
+    refused = recording.errors.pop("too long")
+    assert refused.fault == "client"
+    assert f"but the KV cache of stage 'thinker' holds {ROOM} (26 blocks of 4)" in str(refused)
+    assert "raise deploy.stages.thinker.kv_blocks" in str(refused)
     assert set(recording.errors) == set(PHASES)
     assert {error.end.outcome for error in recording.errors.values()} == {"cancelled"}
     expected = reference.answer(TEXT, text_tokens=12, codec_tokens=31)
