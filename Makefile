@@ -8,15 +8,17 @@ PYTHONS := python3.11 python3.12 python3.13 python3
 SUPPORTED := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for python in $(PYTHONS); do $$python -c '$(SUPPORTED)' >/dev/null 2>&1 && echo $$python && break; done)
 
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
+
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint soak golden picture clean
+.PHONY: demo test lint soak golden picture chromium clean
 
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
 
-test: $(STAMP) lint
+test: $(STAMP) lint chromium
 	$(BIN)/python -m pytest
 
 lint: $(STAMP)
@@ -25,14 +27,21 @@ lint: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-soak: $(STAMP)
+soak: $(STAMP) chromium
 	OMNI_SOAK=1 $(BIN)/python -m pytest
 
 golden: $(STAMP)
 	OMNI_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/recipes
 
-picture: $(STAMP)
+picture: $(STAMP) chromium
 	$(BIN)/python docs/timeline.py docs/timeline.svg
+	PYTHONPATH=. $(BIN)/python docs/playground.py docs/playground.png
+
+# The page of the server is tested in it. Debian's package; elsewhere, put a `chromium` into the PATH.
+chromium:
+	@command -v chromium >/dev/null || { $(SUDO) apt-get update --quiet=2 && $(SUDO) apt-get install --yes --quiet=2\
+	 --no-install-recommends chromium fonts-dejavu-core; } || { echo "omni's tests need Chromium: install one that is called\
+	 chromium" >&2; exit 2; }
 
 # torch is named with its pin, so that pip decides on it and on what needs it at once.
 $(STAMP): pyproject.toml constraints.txt

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cli.config.schema import ServeConfig
 from omni_cli.errors import OmniError
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.server import chat, completions, images, realtime, speech, system, tokens, unserved
+from omni_cli.server import chat, completions, images, playground, realtime, speech, system, tokens, unserved
 from omni_cli.server.errors import ApiError, api_error, invalid
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.leaving import ClientLeft
@@ -37,7 +37,7 @@ def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> Fas
     app = App(title="omni", docs_url=None, redoc_url=None, responses=declared(401) if keys else None)
     app.state.service = service
     app.state.preparer = preparer(service, serve)
-    for routes in (system, chat, completions, speech, images, tokens, realtime, unserved):
+    for routes in (system, chat, completions, speech, images, tokens, realtime, unserved, playground):
         app.include_router(routes.router)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

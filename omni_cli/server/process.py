@@ -33,6 +33,7 @@ from omni_cli.server.app import create_app
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
 from omni_cli.server.starting import Starting
+from omni_cli.server.timelines import Timelines
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
 
@@ -56,8 +57,9 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
             recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
             if recorder is not None:
                 held.callback(recorder.close)
-            metrics, prompts = Metrics(), PromptTokens(frozenset(stage.name for stage in plan.entries))
-            listener = Fanout(*([recorder] if recorder is not None else []), metrics, prompts)
+            metrics, timelines = Metrics(), Timelines()
+            prompts = PromptTokens(frozenset(stage.name for stage in plan.entries))
+            listener = Fanout(*([recorder] if recorder is not None else []), metrics, prompts, timelines)
             run_id = secrets.token_hex(4)
             specs = stage_specs(plan, run_id, media_bytes=serve.media_ring_bytes if plan.media else 0)
             stages = lifetime(
@@ -69,7 +71,7 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
             )
             with Starting(listening):
                 running = held.enter_context(stages)
-            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts)
+            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts, timelines=timelines)
             asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
     return interrupts.exit_code or 1
 
@@ -96,6 +98,7 @@ class _Seen:
     listener: Listener
     metrics: Metrics
     prompts: PromptTokens
+    timelines: Timelines
 
 
 async def _serve(
@@ -117,6 +120,7 @@ async def _serve(
             admission=Admission(places, serve.max_queue),
             metrics=seen.metrics,
             prompts=seen.prompts,
+            timelines=seen.timelines,
             max_buffered_bytes=serve.max_buffered_bytes,
         )
         server = _Server(uvicorn.Config(

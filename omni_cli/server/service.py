@@ -15,6 +15,7 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
 from omni_cli.server.errors import ApiError
 from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.timelines import Timelines
 
 log = logging.getLogger("omni.server")
 
@@ -30,6 +31,7 @@ class Service:
     admission: Admission
     metrics: Metrics
     prompts: PromptTokens
+    timelines: Timelines
     max_buffered_bytes: int
     live: set[str] = field(default_factory=set)
     """The ids of the requests that the engine works on."""

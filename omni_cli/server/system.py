@@ -104,8 +104,11 @@ async def ready(service: TheService) -> JSONResponse:
 
 
 @router.get("/version")
-async def versions(service: TheService) -> dict[str, str]:
-    return {"version": _version(), "recipe": service.plan.recipe, "plan": service.plan.digest}
+async def versions(service: TheService) -> dict[str, Any]:
+    """What runs here: also the outputs that can be asked for, and the kinds of media that are read."""
+    plan = service.plan
+    what = {"outputs": list(plan.outputs), "media": list(plan.media)}
+    return {"version": _version(), "recipe": plan.recipe, "plan": plan.digest, **what}
 
 
 def _version() -> str:

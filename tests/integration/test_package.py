@@ -43,7 +43,7 @@ def test_the_wheel_holds_the_packages_their_data_and_the_licence(wheel):
     tops = {name.partition("/")[0] for name in names}
     (metadata,) = (top for top in tops if top.endswith(".dist-info"))
     assert tops == {"omni_cli", "stages", metadata}
-    assert f"{metadata}/licenses/LICENSE" in names
+    assert {f"{metadata}/licenses/LICENSE", "omni_cli/server/static/index.html"} <= set(names)
     for folder in ("conf", "recipes"):
         data = {f"omni_cli/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert data == {name for name in names if name.startswith(f"omni_cli/{folder}/")}

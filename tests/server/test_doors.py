@@ -19,6 +19,7 @@ from omni_cli.server.errors import ApiError
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
+from omni_cli.server.timelines import Timelines
 from tests.unit.omni_cli.inputs.media_samples import sound, tone
 
 
@@ -46,7 +47,8 @@ def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None)
     plan = build_plan(loaded, Inventory(devices=()))
     service = Service(
         name="synthetic", loaded=loaded, plan=plan, engine=EchoEngine(error), admission=Admission(4, 4),
-        metrics=Metrics(), prompts=PromptTokens(frozenset({"thinker"})), max_buffered_bytes=1 << 20,
+        metrics=Metrics(), prompts=PromptTokens(frozenset({"thinker"})), timelines=Timelines(),
+        max_buffered_bytes=1 << 20,
     )  # fmt: skip
     return create_app(service, loaded.config.serve, keys)
 
