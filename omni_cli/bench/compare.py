@@ -100,8 +100,13 @@ class Comparison:
                     prompt_tokens=tuple(log.prompt_tokens),
                     stages=log.loads(wall_s),
                 )
-        if _exact(self.prepared):
+        if self.exact:
             self.agreed, self.compared = answers.agreement(expected)
+
+    @property
+    def exact(self) -> bool:
+        """Whether answers have to be equal."""
+        return _exact(self.prepared)
 
     def _one(
         self,

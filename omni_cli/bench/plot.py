@@ -16,6 +16,7 @@ _PANELS = (
     ("xrt", "seconds of sound a second"),
     ("requests_per_s", "requests a second"),
 )
+_LEGEND = "blue: median, orange: 99th percentile; from left to right: requests at once, or arrivals a second"
 _ACROSS, _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 3, 300, 190, 50, 34, 34
 _STYLE = "text{font:11px sans-serif;fill:#222}.t{font-weight:bold}.a{stroke:#999}polyline{fill:none;stroke-width:1.5}"
 _MEDIAN, _P99 = "#1f6fb4", "#d1762b"
@@ -39,7 +40,7 @@ class _Panel:
 
 
 def draw(levels: Sequence[Level]) -> str:
-    """Median blue, 99th percentile orange; a figure that no level has, has no panel."""
+    """A figure that no level has, has no panel."""
     found = [level.figures() for level in levels]
     shown = [(key, title) for key, title in _PANELS if any(key in figures for figures in found)]
     parts = []
@@ -51,7 +52,9 @@ def draw(levels: Sequence[Level]) -> str:
         parts += [_text(x + _LEFT, y + 16, title, "t"), *_axes(panel, [str(level.load) for level in levels])]
         for colour, share in ((_P99, 0.99), (_MEDIAN, 0.5)):
             parts.append(_line(panel, figures, colour, share))
-    width, height = _ACROSS * _WIDTH, -(-len(shown) // _ACROSS) * _HEIGHT
+    width, bottom = _ACROSS * _WIDTH, -(-len(shown) // _ACROSS) * _HEIGHT
+    parts.append(_text(_LEFT, bottom + 12, _LEGEND))
+    height = bottom + 24
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"><style>{_STYLE}</style>'
     return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#fff"/>', *parts, "</svg>", ""])
 
@@ -63,7 +66,10 @@ def _axes(panel: _Panel, loads: Sequence[str]) -> list[str]:
         for v in (0, panel.top)
     ]
     marks = [_text(panel.x + 4, panel.up(value) + 4, number(value)) for value in (0, panel.top)]
-    names = [_text(panel.across(i) - 8, bottom + 16, load.removesuffix(" at once")) for i, load in enumerate(loads)]
+    names = [
+        _text(panel.across(i) - 8, bottom + 16, load.removesuffix(" at once").replace(" a second", "/s"))
+        for i, load in enumerate(loads)
+    ]
     return [*lines, *marks, *names]
 
 

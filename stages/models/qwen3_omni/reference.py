@@ -133,7 +133,7 @@ class Reference:
             )
             self._synchronize()
         end_ns = time.monotonic_ns()
-        sequences = result[0] if spoken else result
+        sequences = result[0] if isinstance(result, tuple) else result
         text = sequences[0, ids.shape[1] :].cpu().numpy()
         told: dict[str, list[StageEvent]] = {
             "thinker.0": [

@@ -142,7 +142,7 @@ def test_the_plot_is_svg_with_a_point_for_each_load_and_nothing_for_what_is_abse
     root = ElementTree.fromstring(picture)
     shown = [node.text for node in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "time to first token, ms" in shown
-    assert "2.5 a second" in shown
+    assert "2.5/s" in shown
     assert not any("audio" in text for text in shown)
     # two panels, two lines each: two loads have a first token, all have a rate of requests
     assert len(list(root.iter("{http://www.w3.org/2000/svg}circle"))) == 2 * 2 + 2 * 3
