@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import os
 import random
 import signal
 import time
@@ -15,9 +16,12 @@ import openai
 import pytest
 import websockets
 
+from omni_cli.artifacts.audio import encode, to_pcm16
+from omni_cli.artifacts.waveform import normalise
 from tests.integration.cli import wait_for
 from tests.server.serving import Server, serving
 from tests.server.test_reports_load import INCREMENTAL, health, wait_until_idle
+from tests.unit.omni_cli.inputs.media_samples import tone
 
 TEXT = "hello 😀 李 world"
 PATH = "/v1/realtime?model=synthetic"
@@ -38,12 +42,12 @@ def responds(**settings: object) -> dict:
     return {"type": "response.create", "response": settings}
 
 
-def sdk(server: Server, talk: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+def sdk(server: Server, talk: Callable[[Any], Coroutine[Any, Any, None]], model: str = "synthetic") -> None:
     """Runs a conversation with the SDK's own realtime client."""
 
     async def run() -> None:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        async with asyncio.timeout(LIMIT_S), client, client.realtime.connect(model="synthetic") as connection:
+        async with asyncio.timeout(LIMIT_S), client, client.realtime.connect(model=model) as connection:
             assert (await connection.recv()).type == "session.created"
             await talk(connection)
 
@@ -96,6 +100,37 @@ def test_the_sdk_has_several_turns_of_text_and_sound(server):
         assert done.output[0].content[0].text == text
 
     sdk(server, talk)
+
+
+def test_qwen3_omni_answers_to_all_that_was_said(qwen):
+    """Heard and remembered: each turn's answer is chat's to the same conversation, and its prompt holds the turns."""
+    limits = {"seed": 5, "sampling": {"talker": {"max_tokens": 12}}}
+    pcm = to_pcm16(tone(0.5, 24_000).astype(np.float32)).tobytes()
+    wav = encode(normalise(pcm, rate_hz=24_000, dtype="int16", shape=(12_000,), stage="test")).data
+    heard = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}
+    messages: list[dict] = [{"role": "user", "content": [heard]}]
+
+    def expected() -> tuple[str, bytes, int]:
+        body = {"messages": messages, "max_tokens": 8, "audio": {"voice": "default", "format": "pcm16"}, **limits}
+        done = httpx.post(f"{qwen.url}/v1/chat/completions", json=body, timeout=LIMIT_S).json()
+        said = done["choices"][0]["message"]
+        return said["content"], base64.b64decode(said["audio"]["data"]), done["usage"]["prompt_tokens"]
+
+    async def talk(connection: Any) -> None:
+        await connection.input_audio_buffer.append(audio=base64.b64encode(pcm).decode())
+        await connection.input_audio_buffer.commit()
+        await connection.response.create(response={"max_output_tokens": 8, **limits})
+        text, sound, done = await answer(connection)
+        assert (text, sound, done.usage.input_tokens) == await asyncio.to_thread(expected)
+        messages.extend(({"role": "assistant", "content": text}, {"role": "user", "content": "and now?"}))
+        await connection.conversation.item.create(item=turn("and now?"))
+        await connection.response.create(response={"max_output_tokens": 8, **limits})
+        first = done.usage.input_tokens
+        text, sound, done = await answer(connection)
+        assert (text, sound, done.usage.input_tokens) == await asyncio.to_thread(expected)
+        assert done.usage.input_tokens > first + 8
+
+    sdk(qwen, talk, "qwen3_omni")
 
 
 @pytest.fixture(scope="module")
@@ -183,6 +218,34 @@ def test_a_client_that_leaves_frees_every_stage(piecewise, politely):
     connected(url(piecewise), talk)
     assert since(piecewise, left_ns, "stage_cancelled", 2).keys() == {"talker.0", "code2wav.0"}
     wait_until_idle(piecewise)
+
+
+def test_r15_sessions_that_are_killed_leave_nothing(piecewise):
+    seeded = random.Random(15)
+    few = asyncio.Semaphore(10)
+
+    async def killed() -> None:
+        async with few, websockets.connect(url(piecewise)) as socket:
+            await socket.send(json.dumps(creates("one two three")))
+            await socket.send(json.dumps(responds(synthetic={"frames": 30, "delay_ms": {"talker": 1}})))
+            for _ in range(seeded.randrange(14)):
+                await socket.recv()
+            socket.transport.abort()
+
+    async def all_of_them() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*(killed() for _ in range(100)))
+
+    def connections() -> int:
+        return len(os.listdir(f"/proc/{piecewise.process.pid}/fd"))
+
+    wait_until_idle(piecewise)
+    before, lines = connections(), len(piecewise.lines)
+    asyncio.run(all_of_them())
+    wait_until_idle(piecewise)
+    wait_for(lambda: connections() <= before + 2, "the end of all connections")
+    assert piecewise.chat().status_code == 200
+    assert len(piecewise.lines) < lines + 2 * 100
 
 
 def test_one_that_does_not_read_is_dropped_and_nobody_else_notices(piecewise):
