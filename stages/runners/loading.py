@@ -99,16 +99,16 @@ def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route, 
     return weight_bytes(module)
 
 
-def fill_random(module: nn.Module, *, seed: int, std: float = 0.02) -> int:
+def fill_random(module: nn.Module, *, seed: int, std: float = 0.02, name_as: Callable[[str], str] = str) -> int:
     """Fills every parameter and persistent buffer in place; returns the bytes.
 
     Matrices are normal with deviation `std`, vectors called `bias` 0, other vectors 1. A tensor's values depend on
-    `seed` and its name alone, so they are the same whichever stage holds it.
+    `seed` and its name alone, as `name_as` has it, so they are the same whichever stage holds it.
     """
     with torch.no_grad():
         for name, tensor in module.state_dict(keep_vars=True).items():
             if tensor.ndim > 1:
-                key = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=7).digest()
+                key = hashlib.blake2b(f"{seed}:{name_as(name)}".encode(), digest_size=7).digest()
                 generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(key))
                 tensor.normal_(0.0, std, generator=generator)
             else:

@@ -23,6 +23,7 @@ from stages.runners.loading import Slot, build, fill_random, load_weights, read_
 EMBEDDING_NAMES = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
 # The key of the random values of `load_format=dummy`; the same in every process, so that stages agree on shared tables.
 DUMMY_SEED = 0
+_EMBEDDING = "model.embed_tokens"
 _EXPERT = re.compile(r"(?P<mlp>.+\.mlp\.experts)\.(?P<expert>\d+)\.(?P<part>gate|up|down)_proj\.weight")
 
 
@@ -75,9 +76,14 @@ def route(state: Mapping[str, torch.Tensor]) -> Callable[[str], Slot | None]:
 def _module(kind: Any, config: Any, source: Source, prefix: str) -> tuple[Any, int]:
     module = build(lambda: kind._from_config(config, dtype=source.dtype), device=source.device, dtype=source.dtype)
     if source.dummy:
-        return module, fill_random(module, seed=DUMMY_SEED)
+        return module, fill_dummy(module)
     state = module.state_dict(keep_vars=True)
     return module, load_weights(module, source.folder, prefix=prefix, route=route(state))
+
+
+def fill_dummy(module: nn.Module) -> int:
+    """Random values of `load_format=dummy`, the same for every version's names and every process; returns the bytes."""
+    return fill_random(module, seed=DUMMY_SEED, name_as=lambda name: name.replace("model.language_model.", "model."))
 
 
 def thinker_module(config: Any, source: Source) -> tuple[Any, int]:
@@ -105,7 +111,7 @@ def thinker_embedding(config: Any, source: Source) -> torch.Tensor:
         return nn.Embedding(text.vocab_size, text.hidden_size)
 
     embedding = build(table, device=source.device, dtype=source.dtype)
-    fill_random(embedding, seed=DUMMY_SEED)
+    fill_random(embedding, seed=DUMMY_SEED, name_as=lambda name: f"{_EMBEDDING}.{name}")
     weight: torch.Tensor = embedding.weight
     return weight
 

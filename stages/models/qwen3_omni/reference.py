@@ -32,11 +32,11 @@ from stages.events import (
 )
 from stages.messages import StageRequest, Stop, StreamMessage, Submit
 from stages.models.qwen3_omni.contract import SAMPLE_RATE_HZ
-from stages.models.qwen3_omni.modules import DUMMY_SEED, Source, ThinkerParts, read_config, route
+from stages.models.qwen3_omni.modules import Source, ThinkerParts, fill_dummy, read_config, route
 from stages.models.qwen3_omni.processing import load_processor
 from stages.models.registry import ReferenceOptions
 from stages.payload import Payload, PayloadRef, TensorSpec
-from stages.runners.loading import build, fill_random, load_weights
+from stages.runners.loading import build, load_weights
 from stages.runners.tensors import array_payload
 from stages.worker.channel import Inbox, Outbox
 
@@ -104,7 +104,7 @@ class Reference:
         """With the very values that the stage has; returns the bytes."""
         module = getattr(self._model, part)
         if self._source.dummy:
-            return fill_random(module, seed=DUMMY_SEED)
+            return fill_dummy(module)
         state = module.state_dict(keep_vars=True)
         return load_weights(module, self._source.folder, prefix=f"{part}.", route=route(state))
 

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from stages.messages import Sampling
 from stages.models.qwen3_omni.contract import check_model
+from stages.models.qwen3_omni.modules import Source, read_config, thinker_embedding, thinker_module
 from tests.integration.in_process import Asked, Pipeline
 
 SHIFT = 900
@@ -29,6 +31,13 @@ def folder(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (own / "config.json").write_text(json.dumps(config))
     monkeypatch.setenv("OMNI_CACHE", str(tmp_path / "cache"))
     return own
+
+
+def test_the_talker_embeds_text_with_the_very_values_of_the_thinker(folder: Path) -> None:
+    source = Source(folder=folder, device=torch.device("cpu"), dtype=torch.float32, dummy=True)
+    config = read_config(folder)
+    thinker, _ = thinker_module(config, source)
+    assert torch.equal(thinker_embedding(config, source), thinker.get_input_embeddings().weight)
 
 
 def test_all_stages_run_from_a_configuration_alone(folder: Path) -> None:
