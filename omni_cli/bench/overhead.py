@@ -1,4 +1,4 @@
-"""All overheads of the machinery, one after the other: throughput, trace, control hop, payload."""
+"""All overheads of the machinery, one after the other: control hop, payload, server, throughput, trace."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 
 from omni_cli.bench.effort import Effort
 from omni_cli.bench.figure import Measured
+from omni_cli.bench.first_event import measure_first_events
 from omni_cli.bench.hop import measure_hops
 from omni_cli.bench.machine import machine_facts
 from omni_cli.bench.throughput import measure_throughput
@@ -29,6 +30,8 @@ def measure_overhead(effort: Effort, interrupts: Interrupts, say: Callable[[str]
     say("payloads through shm")
     transfers = measure_transfers(one_stage, effort, interrupts)
     with TemporaryDirectory(prefix="omni-bench-") as folder:
+        say("first events, of the server and of the engine")
+        firsts = measure_first_events(plan, effort, interrupts, Path(folder))
         throughput = measure_throughput(plan, effort, interrupts, Path(folder), say)
-    figures = (*throughput.figures(), *hops.figures(), *(f for t in transfers for f in t.figures()))
+    figures = (*throughput.figures(), *firsts.figures(), *hops.figures(), *(f for t in transfers for f in t.figures()))
     return Measured(digest=plan.digest, machine=machine, figures=figures)

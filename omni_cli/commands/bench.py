@@ -35,7 +35,7 @@ def overhead(
     write: Page = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few repetitions: to see that it works.")] = False,
 ) -> None:
-    """What the machinery itself costs: requests a second, the trace, a control hop, a payload.
+    """What the machinery itself costs: requests a second, the trace, the server, a control hop, a payload.
 
     Takes about a minute. Exit code 1 if something does not work, 0 whatever the figures are.
     """

@@ -5,8 +5,9 @@ Must not ask whether the values fit together or the machine: that is the planner
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -69,7 +70,7 @@ def load_config(
     problems = [unknown_key(family, tree, key) for key in tree.unknown(values)]
     own = values.pop(node, None) if family.options else None
     known_roots = {name: value for name, value in values.items() if name in OmniConfig.model_fields}
-    config, found = validated(TypeAdapter(OmniConfig), known_roots, ())
+    config, found = validated(OmniConfig, known_roots, ())
     problems += found
     options, found = family_options(family, own or {}, (node,))
     problems += found
@@ -145,12 +146,18 @@ def family_options(
     """The family's own dataclass from its node's values; None for a family that has none."""
     if family.options is None:
         return None, []
-    return validated(TypeAdapter(family.options), values, path)
+    return validated(family.options, values, path)
 
 
-def validated(adapter: TypeAdapter[T], values: Any, path: KeyPath) -> tuple[T | None, list[Problem]]:
-    """The values as the adapter's type, or None and what is wrong with them. Unknown keys are left to `KeyTree`."""
+@cache  # to make one takes ten times as long as a whole request of the server
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def validated(kind: type[T], values: Any, path: KeyPath) -> tuple[T | None, list[Problem]]:
+    """The values as this type, or None and what is wrong with them. Unknown keys are left to `KeyTree`."""
     try:
+        adapter: TypeAdapter[T] = _adapter(cast("Any", kind))
         return adapter.validate_python(values), []
     except ValidationError as error:
         wrong = [d for d in error.errors(include_url=False) if d["type"] not in _UNKNOWN_KEY]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field, Strict, TypeAdapter
+from pydantic import Field, Strict
 
 from omni_cli.config.keys import KeyTree
 from omni_cli.config.load import LoadedConfig, family_options, validated
@@ -63,7 +63,7 @@ def request_line(line: object, loaded: LoadedConfig) -> RequestLine:
     own = given.pop(node, {}) if loaded.family.options else {}
     defaults = loaded.origins.values.get("request", {})
     known = {key: value for key, value in given.items() if key in _Line.model_fields}
-    checked, found = validated(TypeAdapter(_Line), merged(defaults, known), ())
+    checked, found = validated(_Line, merged(defaults, known), ())
     problems += found
     options, found = _options(loaded, own)
     problems += found

@@ -7,6 +7,7 @@ Everything below the planner reads the plan and nothing else. Building it is `bu
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -116,7 +117,7 @@ class ExecutionPlan(PlanModel):
         """The stages that no other stage feeds."""
         return tuple(s for s in self.stages if all(edge.producer == REQUEST for edge in s.inputs))
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """sha256 over the plan's canonical JSON: two runs with one digest were carried in the same way."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))

@@ -79,7 +79,8 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
 def _bind(serve: ServeConfig) -> socket.socket:
     """The public port, taken before anything is loaded. Raises PlanError if it cannot be had."""
     family = socket.AF_INET6 if ":" in serve.host else socket.AF_INET
-    listening = socket.socket(family)
+    # asyncio sends small pieces at once only on a socket that says that it is TCP; else each event waits for an ACK.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((serve.host, serve.port))

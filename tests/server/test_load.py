@@ -94,11 +94,14 @@ def judge(measured: list[dict[str, tuple[int, int]]], step: int) -> None:
     """R09 and R17: measured each `step` requests, from request `WARM` on."""
     for process in measured[0]:
         resident, descriptors = zip(*(sizes[process] for sizes in measured), strict=True)
-        slope = np.polyfit(np.arange(len(resident)) * step, resident, 1)[0]
-        print(f"{process}: {[round(r / MIB, 1) for r in resident]} MiB, {slope:.0f} bytes a request, {descriptors}")
+        print(f"{process}: {[round(r / MIB, 1) for r in resident]} MiB, {descriptors} descriptors")
         assert resident[-1] - resident[0] <= 20 * MIB, process
-        assert len(measured) < 8 or slope <= 1024, process
         assert max(descriptors) <= descriptors[0] + 5, process
+        settled = resident[2:]  # the allocator and the search for cycles need some hundred requests to settle
+        if len(settled) > 5:
+            slope = np.polyfit(np.arange(len(settled)) * step, settled, 1)[0]
+            print(f"{process}: {slope:.0f} bytes a request")
+            assert slope <= 1024, process
 
 
 def test_r09_r15_r17_nothing_grows_over_many_requests_of_which_half_are_given_up(tmp_path):
@@ -117,7 +120,8 @@ def test_r09_r15_r17_nothing_grows_over_many_requests_of_which_half_are_given_up
         asyncio.run(at_once(8, range(WARM), one))
         measured = [sizes(server)]
         for first in range(WARM, REQUESTS, 200):
-            asyncio.run(at_once(8, range(first, min(first + 200, REQUESTS)), one))
+            concurrency = 1 if first // 200 % 2 else 8
+            asyncio.run(at_once(concurrency, range(first, min(first + 200, REQUESTS)), one))
             measured.append(sizes(server))
         judge(measured, 200)
         assert server.chat().status_code == 200

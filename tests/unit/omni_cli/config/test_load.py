@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from omni_cli.config.load import load_config, validated
 from omni_cli.config.nearest import nearest
@@ -119,9 +118,9 @@ def judge(key: str, text: str) -> list[str]:
     for part in reversed(rest):
         value = {part: value}
     if root == "synthetic":
-        found = validated(TypeAdapter(SyntheticOptions), value, (root,))[1]
+        found = validated(SyntheticOptions, value, (root,))[1]
     else:
-        found = validated(TypeAdapter(OmniConfig), {"pipeline": {"family": "synthetic"}, root: value}, ())[1]
+        found = validated(OmniConfig, {"pipeline": {"family": "synthetic"}, root: value}, ())[1]
     return [problem.key for problem in found]
 
 
