@@ -1,19 +1,26 @@
 """A synthetic server, and one of the tiny Qwen3-Omni, for all tests that neither load nor hurt them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.server.serving import Server, serving
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def media_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("media")
-    (root / "inside.txt").write_text("text", encoding="utf-8")
-    with serving(
-        f"serve.media_root={root}", "serve.max_image_pixels=1000000", cwd=tmp_path_factory.mktemp("server")
-    ) as one:
+    Image.new("RGB", (8, 8), "green").save(root / "inside.png")
+    (root / "outside").symlink_to("/etc/passwd")
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, media_root: Path) -> Iterator[Server]:
+    words = (f"serve.media_root={media_root}", "serve.max_image_pixels=1000000")
+    with serving(*words, cwd=tmp_path_factory.mktemp("server")) as one:
         yield one
 
 

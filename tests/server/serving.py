@@ -42,6 +42,11 @@ class Server:
         (found,) = self.cwd.glob("outputs/**/trace.jsonl")
         return found.parent
 
+    def took_on(self) -> float:
+        """How many requests have come to a stage, and ended, so far."""
+        text = httpx.get(f"{self.url}/metrics", timeout=30).text
+        return sum(map(float, re.findall(r"^omni_requests_total\{.*\} (\S+)$", text, re.MULTILINE)))
+
     @property
     def events(self) -> list[dict]:
         """Of a server that has ended."""
@@ -93,3 +98,20 @@ def serving(*words: str, cwd: Path, clean: bool = True) -> Iterator[Server]:
         if process.poll() is None:
             process.kill()
         process.wait()
+
+
+def says(server: Server, *parts: dict, status: int = 200, **more: object) -> str:
+    """The text that answers these parts, or the message of the error."""
+    messages = [{"role": "user", "content": list(parts)}]
+    body = {"messages": messages, "modalities": ["text"], **more}
+    done = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+    assert done.status_code == status, done.text
+    return done.json()["choices"][0]["message"]["content"] if status == 200 else done.json()["error"]["message"]
+
+
+def refused(server: Server, status: int = 400, path: str = "/v1/chat/completions", **body: object) -> dict:
+    done = httpx.post(f"{server.url}{path}", json=body, timeout=60)
+    assert done.status_code == status, done.text
+    error = done.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error

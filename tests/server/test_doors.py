@@ -20,6 +20,7 @@ from omni_cli.server.fetching import Fetcher
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
 from omni_cli.server.timelines import Timelines
+from tests.integration.cli import ROOT
 from tests.unit.omni_cli.inputs.media_samples import sound, tone
 
 
@@ -42,8 +43,8 @@ class EchoEngine:
         yield OutputChunk(modality="text", seq=0, units=1, eos=True, text=text, reason="stop")
 
 
-def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None) -> FastAPI:
-    loaded = load_config(("recipe=synthetic", *words))
+def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None, recipe: str = "synthetic") -> FastAPI:
+    loaded = load_config((f"recipe={recipe}", *words))
     plan = build_plan(loaded, Inventory(devices=()))
     service = Service(
         name="synthetic", loaded=loaded, plan=plan, engine=EchoEngine(error), admission=Admission(4, 4),
@@ -139,6 +140,19 @@ def test_health_tells_every_state_with_its_reason():
     assert "secret" not in reason
     refused = ask(one, "POST", PATH, json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
+@pytest.mark.parametrize("draining", [False, True])
+def test_r90_every_recipe_has_the_same_routes(recipe, draining):
+    one = app(recipe=recipe)
+    if draining:
+        one.state.service.admission.drain()
+    for method in ("GET", "HEAD"):
+        for path in ("/health", "/health/ready", "/health/live", "/v1/models", "/metrics"):
+            ill = draining and path in ("/health", "/health/ready")
+            assert ask(one, method, path).status_code == (503 if ill else 200), path
+    assert one.openapi()["paths"].keys() == app().openapi()["paths"].keys()
 
 
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -3,6 +3,7 @@
 import base64
 import re
 
+import httpx
 import openai
 import pytest
 
@@ -44,6 +45,39 @@ def test_r59_a_prompt_longer_than_the_context_is_refused_with_both_numbers(clien
             model="qwen3_omni", messages=[{"role": "user", "content": "word " * 100_000}], modalities=["text"]
         )
     assert len(re.findall(r"\d+", refused.value.message.partition("-")[2])) >= 2
+
+
+CONTEXT = 8192
+
+
+def test_r59_the_last_token_of_the_context_is_given_and_not_one_more(client, qwen):
+    def counted(words: int) -> tuple[list[dict], int]:
+        messages = [{"role": "user", "content": " the" * words}]
+        return messages, httpx.post(f"{qwen.url}/tokenize", json={"messages": messages}).json()["count"]
+
+    start = counted(10)[1]
+    step = counted(11)[1] - start
+    assert (CONTEXT - 1 - start) % step == 0
+    messages, count = counted(10 + (CONTEXT - 1 - start) // step)
+    assert count == CONTEXT - 1
+    answer = client.chat.completions.create(
+        model="qwen3_omni", messages=messages, modalities=["text"], max_tokens=100, logit_bias={"5": 100}
+    )
+    assert (answer.choices[0].finish_reason, answer.usage.completion_tokens) == ("length", 1)
+    messages[0]["content"] += " the"
+    numbers = f"the prompt has {CONTEXT} tokens, the model's context is {CONTEXT}"
+    with pytest.raises(openai.BadRequestError, match=numbers):
+        client.chat.completions.create(model="qwen3_omni", messages=messages, modalities=["text"])
+
+
+def test_r59_five_megabytes_of_text_are_refused_by_their_beginning(client, qwen):
+    text = "word " * (1 << 20)
+    numbers = r"the first 131072 characters of a text have \d+ tokens, the model's context is 8192"
+    with pytest.raises(openai.BadRequestError, match=numbers):
+        client.chat.completions.create(
+            model="qwen3_omni", messages=[{"role": "user", "content": text}], modalities=["text"]
+        )
+    assert re.search(numbers, httpx.post(f"{qwen.url}/tokenize", json={"prompt": text}).json()["error"]["message"])
 
 
 def test_what_openai_calls_sampling_is_followed(client):

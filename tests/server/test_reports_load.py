@@ -1,13 +1,17 @@
 """Reports of users about a server under load, failures, clients that leave, and its end: each as a test."""
 
 import concurrent.futures
+import contextlib
 import json
+import os
 import re
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -196,12 +200,58 @@ def test_r69_a_port_that_is_taken_is_found_before_anything_is_loaded(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_r69_two_servers_start_side_by_side(tmp_path):
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-    with serving(cwd=tmp_path / "one") as one, serving(cwd=tmp_path / "two") as two:
-        assert one.port != two.port
-        assert one.chat().status_code == two.chat().status_code == 200
+PAIRS = 20 if os.environ.get("OMNI_SOAK") else 1
+
+
+@pytest.mark.parametrize("pair", range(PAIRS))
+def test_r69_two_servers_start_side_by_side_and_of_two_on_one_port_one(tmp_path, pair):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folders = [tmp_path / name for name in ("same", "again", "other")]
+    for folder in folders:
+        folder.mkdir()
+    with leaves_nothing(), contextlib.ExitStack() as held:
+        ports = (port, port, 0)
+        servers = [
+            held.enter_context(killed(start("serve", "recipe=synthetic", f"serve.port={each}", cwd=folder)))
+            for each, folder in zip(ports, folders, strict=True)
+        ]
+        lines = [read_until_listening(server) for server in servers]
+        listening = [bool(_LISTENS.search(text)) for text in lines]
+        assert sorted(listening[:2]) == [False, True], lines
+        assert listening[2], lines
+        loser = servers[listening.index(False)]
+        assert loser.wait(30) == 2
+        assert f"127.0.0.1:{port} cannot be listened on" in lines[listening.index(False)]
+        for server, text in zip(servers, lines, strict=True):
+            if server is not loser:
+                url = _LISTENS.search(text)[0]
+                body = {"messages": [{"role": "user", "content": "hi"}]}
+                assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(30) == 143
+
+
+_LISTENS = re.compile(r"http://127\.0\.0\.1:\d+")
+
+
+def read_until_listening(process: subprocess.Popen) -> str:
+    """What a server says until it listens, or has ended."""
+    said = ""
+    for line in process.stderr:
+        said += line
+        if _LISTENS.search(line):
+            break
+    return said
+
+
+@contextlib.contextmanager
+def killed(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_r90_health_says_starting_before_it_is_ready(tmp_path):
@@ -225,6 +275,24 @@ def test_r90_health_says_starting_before_it_is_ready(tmp_path):
     finally:
         process.kill()
         process.communicate()
+
+
+def test_r90_health_answers_at_once_while_every_stage_is_busy(server):
+    clients = [raw(server, stream=True, synthetic={"never_end": True, "delay_ms": {"talker": 20}}) for _ in range(4)]
+    try:
+        for client in clients:
+            assert client.recv(4096)
+        with httpx.Client(base_url=server.url) as http:
+            for path in ("/health", "/health/live", "/health/ready", "/v1/models", "/metrics"):
+                for method in ("GET", "HEAD"):
+                    answers = [http.request(method, path) for _ in range(3)]
+                    assert {answer.status_code for answer in answers} == {200}
+                    assert min(answer.elapsed.total_seconds() for answer in answers) < 0.1
+            assert http.get("/health").json()["running"] == len(clients)
+    finally:
+        for client in clients:
+            client.close()
+    wait_until_idle(server)
 
 
 def test_r95_one_slow_reader_is_dropped_and_hurts_nobody(tmp_path):

@@ -94,6 +94,14 @@ def test_a_whole_answer_has_text_and_sound(call):
     assert list(untyped(answer)) == []
 
 
+def test_r57_extra_body_is_the_same_as_the_field_itself(call):
+    def heard(**more: object) -> str:
+        return call("chat.completions.create", **asked(**more)).choices[0].message.audio.data
+
+    assert heard(seed=5) == heard(extra_body={"seed": 5})
+    assert len({heard(extra_body={"seed": value}) for value in (5, 6, None, None)}) == 4
+
+
 def joined(chunks: list) -> tuple[dict[int, tuple[str, str, bytes]], list[str], object]:
     """Text, transcript and sound of each choice, the reasons and the usage of a stream."""
     found: dict[int, tuple[str, str, bytes]] = {}

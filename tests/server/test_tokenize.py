@@ -9,11 +9,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from stages.models.qwen3_omni.contract import default_model
-from tests.server.serving import Server
+from tests.server.serving import Server, refused
 from tests.server.test_doors import app, ask
-from tests.server.test_reports_requests import PNG, WAV, refused
+from tests.server.test_reports_media import PNG, WAV
 
-TEXTS = ["hello there", "李明说：“你好”🙂", "<|im_start|>user\nhi<|im_end|>\n", " a  b\n\tc\0", "word " * 40_000]
+TEXTS = ["hello there", "李明说：“你好”🙂", "<|im_start|>user\nhi<|im_end|>\n", " a  b\n\tc\0", "word " * 14_000]
 
 
 def tokens(server: Server, **body: object) -> dict:
@@ -75,8 +75,9 @@ def test_anything_else_is_refused(server, body, param):
     assert refused(server, path="/tokenize", **body)["param"] == param
 
 
-def test_more_than_can_be_told_is_refused_with_both_numbers(qwen):
-    error = refused(qwen, path="/tokenize", prompt="word " * 300_000)
+def test_more_than_can_be_told_is_refused_with_both_numbers(server):
+    error = refused(server, path="/tokenize", prompt="word " * 300_000)
+    assert "300001 tokens" in error["message"]
     assert "at most 262144" in error["message"]
 
 

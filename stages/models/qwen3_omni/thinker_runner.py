@@ -30,6 +30,7 @@ from stages.schedulers.base import Row
 
 # What the talker's rope needs of the prompt's media, by the name that it has in `ModelInputs` and in the payload.
 PLACEMENT = ("image_grid_thw", "video_grid_thw", "video_second_per_grid", "audio_lengths")
+_HEAD_CHARACTERS = 16  # for each token of the context, when a long text is judged by its beginning
 # Features of 50 to 100 pictures of a megapixel at the published size.
 _FEATURE_BYTES = 1 << 30
 
@@ -129,7 +130,17 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             self._read(state, {name: torch.cat(pieces).numpy() for name, pieces in state.pieces.items()})
             state.pieces.clear()
 
+    def _judge(self, conversation: Sequence[ChatMessage]) -> None:
+        """Refuses a text that is far too long by its beginning: to tokenize megabytes would hold up everybody else."""
+        head = _HEAD_CHARACTERS * self._context
+        for text in (part.text for message in conversation for part in message.parts if len(part.text) > head):
+            tokens = len(self._processor.codec.encode(text[:head]))
+            if tokens > 2 * self._context:
+                message = f"the first {head} characters of a text have {tokens} tokens, the model's context is"
+                raise RequestRefused(f"{message} {self._context}")
+
     def _read(self, state: ThinkerRequest, media: dict[str, Array]) -> None:
+        self._judge(state.request.conversation)
         missing = _media_names(state.request.conversation) - media.keys()
         if missing:
             raise RequestRefused(f"the conversation names media that did not arrive: {', '.join(sorted(missing))}")
