@@ -21,7 +21,7 @@ from omni_cli.trace.summary import summarise
 from tests.integration.cli import leaves_nothing, omni, start, wait_for, wait_for_event
 from tests.server.serving import INCREMENTAL, Server, serving
 from tests.server.test_load import gauges, size
-from tests.server.test_reports_requests import b64, picture
+from tests.server.test_reports_media import PNG, b64
 
 ENDLESS = {"synthetic": {"never_end": True}}
 TEXT = {"modalities": ["text"]}
@@ -328,7 +328,7 @@ def test_r95_one_slow_reader_is_dropped_and_hurts_nobody(tmp_path):
 
 
 def test_the_metrics_are_the_traces_numbers(tmp_path):
-    look = {"type": "image_url", "image_url": {"url": f"data:;base64,{b64(picture())}"}}
+    look = {"type": "image_url", "image_url": {"url": f"data:;base64,{b64(PNG)}"}}
     with serving(*INCREMENTAL, cwd=tmp_path) as server:
         for number in range(3):
             assert server.chat(f"number {number}", synthetic={"frames": 40}).status_code == 200
