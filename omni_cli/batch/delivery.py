@@ -1,25 +1,29 @@
 """What became of a request, into the run folder: its finished outputs as files, its end as a line of the results."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord
 from omni_cli.artifacts.waveform import AudioCollector
 from omni_cli.artifacts.writer import ArtifactWriter
 from omni_cli.batch.attempt import Attempt
 from omni_cli.errors import ArtifactError, OmniError, StageFailure
+from omni_cli.plan.drawing import generation
+from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import RequestError
 from omni_cli.runtime.token_logs import TokenLog, token_logs
+from stages.payload import Payload
 
 
 class Delivery:
-    """`stages` says which stage each output comes from, for messages."""
+    """Into one run's folder, what the stages of `plan` have made."""
 
-    def __init__(self, writer: ArtifactWriter, stages: Mapping[str, str]) -> None:
+    def __init__(self, writer: ArtifactWriter, plan: ExecutionPlan) -> None:
         self._writer = writer
-        self._stages = stages
+        self._plan = plan
 
     def deliver(self, attempt: Attempt) -> ResultRecord:
         """Writes the outputs that have ended. One that cannot be written fails the request, and is named."""
@@ -29,7 +33,7 @@ class Delivery:
             if output.reason is None:
                 continue
             try:
-                written = self._write(task.request_id, output)
+                written = self._write(attempt, output)
                 for record in written:
                     reason = "empty" if record.state == "empty" else output.reason
                     artifacts.append(replace(record, finish_reason=reason))
@@ -46,19 +50,33 @@ class Delivery:
             warnings=task.notes,
         )
 
-    def _write(self, request_id: str, output: OmniOutput) -> list[ArtifactRecord]:
+    def _write(self, attempt: Attempt, output: OmniOutput) -> list[ArtifactRecord]:
+        request_id = attempt.task.request_id
         if output.modality == "text":
             text = self._writer.text(request_id, output.text)
             logs = [_plain(log) for log in token_logs(output.payloads)]
             return [text, self._writer.lines(request_id, logs, output="logprobs")] if logs else [text]
         if not output.payloads:
             return [ArtifactRecord(output=output.modality, state="empty")]
-        collector = AudioCollector(stage=self._stages[output.modality], request_id=request_id)
+        if output.modality.partition("_")[0] == "image":
+            return [self._image(attempt, output.modality, payload) for payload in output.payloads]
+        collector = AudioCollector(stage=self._plan.outputs[output.modality], request_id=request_id)
         for payload in output.payloads:
             (tensor,) = payload.tensors
             rate_hz = payload.scalar("sample_rate_hz")
             collector.append(tensor.data, rate_hz=int(rate_hz), dtype=tensor.dtype, shape=tensor.shape)
         return [self._writer.audio(request_id, collector.finish(), output=output.modality)]
+
+    def _image(self, attempt: Attempt, output: str, payload: Payload) -> ArtifactRecord:
+        task, tensor = attempt.task, payload.tensor("image")
+        record = self._writer.image(
+            task.request_id,
+            np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape),
+            output=output,
+            image_format=task.line.request.image.format if task.line is not None else "png",
+            metadata=generation(task.image, task.prompt, attempt.seed, self._plan) if task.image is not None else None,
+        )
+        return replace(record, warnings=tuple(str(value) for name, value in payload.meta if name == "warning"))
 
 
 def _plain(log: TokenLog) -> dict[str, Any]:

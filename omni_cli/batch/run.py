@@ -37,7 +37,8 @@ def judge(words: Sequence[str], options: RunOptions) -> tuple[LoadedConfig, Exec
     tasks = options.tasks(loaded)
     wanted = sorted({output for task in tasks for output in task.outputs})
     plan = build_plan(loaded, visible_devices(), wanted)
-    tasks = tuple(task.checked(plan) for task in tasks)
+    taken = {task.request_id for task in tasks}
+    tasks = tuple(one.checked(plan) for task in tasks for one in task.pictures(taken))
     require_valid(tasks, options.input)
     return loaded, plan, tasks
 

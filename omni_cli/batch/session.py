@@ -35,7 +35,7 @@ class Session:
         self, state: RunState, writer: ArtifactWriter, interrupts: Interrupts, display: Display, *, trace: bool
     ) -> None:
         self._state = state
-        self._delivery = Delivery(writer, state.plan.outputs)
+        self._delivery = Delivery(writer, state.plan)
         self._interrupts = interrupts
         self._display = display
         self._trace = trace

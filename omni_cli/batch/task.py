@@ -10,11 +10,14 @@ from dataclasses import asdict, dataclass, replace
 
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import RequestLine
+from omni_cli.config.sampling import SEEDS
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
+from omni_cli.plan.drawing import drawing
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
+from stages.messages import ImageParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +26,7 @@ class Task:
 
     `where` is where it stands (`batch.jsonl:3`), empty for the request of a command line. `digest` is the sha256 of
     what is asked, media included. `media_bytes` is the size of its decoded media. `keep` holds them; without it they
-    are decoded again when its turn comes, so that a long batch does not fill the memory.
+    are decoded again when its turn comes, so that a long batch does not fill the memory. `image` is what it draws.
     """
 
     request_id: str
@@ -32,6 +35,7 @@ class Task:
     outputs: tuple[str, ...] = ()
     digest: str = ""
     media_bytes: int = 0
+    image: ImageParams | None = None
     notes: tuple[str, ...] = ()
     keep: Conversation | None = None
     error: OmniError | None = None
@@ -41,9 +45,41 @@ class Task:
         if self.line is None:
             return self
         problems = request_problems(plan, self.line.request)
-        if not problems:
+        if problems:
+            return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
+        if plan.image is None:
             return self
-        return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
+        image, idle = drawing(plan.image, self.line.request.image)
+        return replace(self, image=image, notes=(*self.notes, *idle))
+
+    def pictures(self, taken: set[str]) -> "tuple[Task, ...]":
+        """A task for each picture that is asked for, each with the next seed; `taken` are the ids in use."""
+        count = 1 if self.line is None else self.line.request.image.n or 1
+        return (
+            (self,)
+            if self.line is None or count == 1
+            else tuple(self._picture(self.line, at, taken) for at in range(count))
+        )
+
+    def _picture(self, line: RequestLine, index: int, taken: set[str]) -> "Task":
+        request_id, seed = f"{self.request_id}-{index}", line.request.seed
+        while request_id in taken:
+            request_id += "-"
+        taken.add(request_id)
+        image = line.request.image.model_copy(update={"n": None})
+        own = {"image": image, "seed": None if seed is None else (seed + index) % SEEDS}
+        digest = hashlib.sha256(f"{self.digest} {index}".encode()).hexdigest()
+        return replace(
+            self, request_id=request_id, line=replace(line, request=line.request.model_copy(update=own)), digest=digest
+        )
+
+    @property
+    def prompt(self) -> str:
+        """The words of its first turn."""
+        if self.line is None or self.line.messages is None:
+            return "" if self.line is None else self.line.prompt or ""
+        talk = self.keep or converse(self.line)
+        return "".join(part.text for part in talk.messages[0].parts)
 
     def request(self) -> OmniRequest:
         """What the engine takes. Raises the task's own error, or InputError if its media cannot be read any more."""
@@ -60,6 +96,7 @@ class Task:
             sampling={stage: sampling.message() for stage, sampling in settings.sampling.items()},
             voice=settings.voice,
             timeout_s=settings.timeout_s,
+            image=self.image,
             options=self.line.options,
         )
 

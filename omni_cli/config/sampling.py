@@ -21,7 +21,8 @@ class ConfigModel(BaseModel):
 Text = Annotated[str, Strict(), Field(min_length=1)]
 Flag = Annotated[bool, Strict()]
 Seconds = Annotated[float, Strict(), Field(gt=0, le=86_400 * 7)]
-Seed = Annotated[int, Strict(), Field(ge=0, lt=1 << 63)]
+SEEDS = 1 << 63
+Seed = Annotated[int, Strict(), Field(ge=0, lt=SEEDS)]
 Tokens = Annotated[int, Strict(), Field(ge=1, le=MAX_TOKENS)]
 TokenId = Annotated[int, Strict(), Field(ge=0, lt=1 << 31)]
 

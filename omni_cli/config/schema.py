@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, Strict
 
+from omni_cli.config.image import ImageConfig
 from omni_cli.config.sampling import ConfigModel, Flag, SamplingConfig, Seconds, Seed, Text
 from stages.config import EdgeMode, ExecutionType
 
@@ -116,6 +117,8 @@ class RequestConfig(ConfigModel):
     """Deadline, from submission to the first stage; null is none."""
     sampling: Mapping[str, SamplingConfig] = Field(default_factory=dict)
     """How each sampled stage draws its tokens."""
+    image: ImageConfig = Field(default_factory=ImageConfig)
+    """How pictures are drawn."""
 
 
 class ServeConfig(ConfigModel):
@@ -199,7 +202,7 @@ class OmniConfig(ConfigModel):
 
 
 # Keys whose value is free text, kept to the letter: paths and names.
-_TEXT_KEYS = ("model.path", "request.voice")
+_TEXT_KEYS = ("model.path", "request.voice", "request.image.negative_prompt")
 
 
 def takes_text(key: str) -> bool:

@@ -3,6 +3,7 @@
 from omni_cli.config.nearest import nearest
 from omni_cli.config.report import Problem
 from omni_cli.config.schema import RequestConfig
+from omni_cli.plan.drawing import drawing_problems
 from omni_cli.plan.model import ExecutionPlan
 from stages.models.registry import contract
 
@@ -26,7 +27,7 @@ def request_problems(plan: ExecutionPlan, request: RequestConfig, prefix: str = 
         if sampling.logprobs is not None and not stages[stage].logprobs:
             message = f"{stage} reports no log probabilities; leave it out"
             problems.append(Problem(key=f"{prefix}sampling.{stage}.logprobs", message=message))
-    return tuple(problems)
+    return (*problems, *drawing_problems(plan, request.image, prefix))
 
 
 def _voice(voice: str, plan: ExecutionPlan) -> str:

@@ -225,5 +225,6 @@ def _assemble(
         voices=family.voices(model.path) if family.voices is not None else (),
         physical_devices=tuple(device.physical for device in inventory.devices),
         drain_timeout_s=config.deploy.drain_timeout_s,
+        image=family.image(model.path) if family.image is not None else None,
         options=loaded.options,
     )

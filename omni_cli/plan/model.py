@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from stages.config import EdgeMode, ExecutionType, StageTuning
 from stages.messages import REQUEST
+from stages.models.registry import ImageContract
 
 
 class PlanModel(BaseModel):
@@ -90,6 +91,7 @@ class ExecutionPlan(PlanModel):
     """The whole deployment. `stages` are in topological order; `outputs` maps each deployed final output to its stage.
 
     `physical_devices` maps a position in the visible list to the id that a child's CUDA_VISIBLE_DEVICES gets.
+    `image` says which pictures it draws (None: none).
     `options` are the deployment's defaults of the family's own options dataclass (None where it has none).
     """
 
@@ -103,6 +105,7 @@ class ExecutionPlan(PlanModel):
     voices: tuple[str, ...]
     physical_devices: tuple[str, ...]
     drain_timeout_s: float
+    image: ImageContract | None = None
     options: Any = None
 
     def stage(self, name: str) -> StagePlan:

@@ -27,6 +27,7 @@ class Flight:
             conversation=request.conversation if stage in self.route.entries else (),
             voice=request.voice,
             choice=request.choice,
+            image=request.image,
             options=request.options,
             tokenize=request.tokenize,
         )

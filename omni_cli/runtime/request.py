@@ -8,7 +8,7 @@ from typing import Any, Literal
 from omni_cli.errors import StageFailure
 from stages.errors import ErrorInfo
 from stages.events import FinishReason
-from stages.messages import ChatMessage, Sampling, Tokenize
+from stages.messages import ChatMessage, ImageParams, Sampling, Tokenize
 from stages.payload import Payload
 
 
@@ -23,8 +23,9 @@ class OmniRequest:
 
     `media` holds the tensors that the conversation's parts name. `sampling` is by stage. `seed` keys every random draw;
     a caller who was given none takes `draw_seed()` and reports it. `timeout_s` runs from the submission to the first
-    stage. `choice` numbers the answers to one question. `options` is the family's own dataclass. `traceparent` is only
-    kept for the trace. `tokenize` asks for token ids alone: `outputs` is `text`, and its chunks carry them.
+    stage. `choice` numbers the answers to one question. `image` says how to draw. `options` is the family's own
+    dataclass. `traceparent` is only kept for the trace. `tokenize` asks for token ids alone: `outputs` is `text`, and
+    its chunks carry them.
     """
 
     request_id: str
@@ -36,6 +37,7 @@ class OmniRequest:
     voice: str | None = None
     timeout_s: float | None = None
     choice: int = 0
+    image: ImageParams | None = None
     options: Any = None
     traceparent: str | None = None
     tokenize: Tokenize | None = None

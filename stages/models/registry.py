@@ -16,6 +16,7 @@ _PACKAGES = {
     "synthetic": "synthetic",
     "synthetic_dag": "synthetic",
     "qwen3_omni": "qwen3_omni",
+    "qwen_image": "qwen_image",
 }
 FAMILIES = tuple(_PACKAGES)
 
@@ -42,7 +43,9 @@ class StageContract:
     `max_batch` is the largest batch its runner takes, None for no limit. `max_units_a_row` is the most units that one
     row of an `llm_generation` step gives it, None for all that are there. `memory_share` is the stage's need of device
     memory relative to the family's other stages, for a deployment that leaves the fractions to the planner.
-    `tuning` has the defaults of the deploy keys that mean something to the stage; those that are None do not.
+    `encodes` and `decodes` say of a `diffusion` stage whether it turns prompts into embeddings and latents into media
+    itself, between its steps. `tuning` has the defaults of the deploy keys that mean something to the stage; those that
+    are None do not.
     """
 
     execution_type: ExecutionType
@@ -54,8 +57,27 @@ class StageContract:
     tensor_parallel: bool = False
     max_batch: int | None = None
     max_units_a_row: int | None = None
+    encodes: bool = True
+    decodes: bool = True
     tuning: StageTuning = field(default_factory=StageTuning)
     memory_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageContract:
+    """Which pictures a checkpoint draws, and what a request gets that leaves something open. Sizes in pixels.
+
+    Width and height are multiples of `multiple`, and `most_pixels` their product at most. `true_cfg_scale` is None for
+    a model without guidance: then it reads no negative prompt either. `least_steps` is what its noise schedule needs.
+    """
+
+    width: int
+    height: int
+    steps: int
+    multiple: int
+    most_pixels: int
+    least_steps: int = 1
+    true_cfg_scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +150,7 @@ class FamilyContract:
     default_model: Callable[[], str] | None = None
     voices: Callable[[str], tuple[str, ...]] | None = None
     stage_memory: Callable[[str, str, str], StageMemory] | None = None
+    image: Callable[[str], ImageContract] | None = None
     edge_bytes: Callable[[str, str, str], int] = lambda model, producer, consumer: 4 << 20
     step_bytes: Callable[[str, str, str, int, int], int] | None = None
     sized: Callable[[RequestSize, Random], Mapping[str, Any]] | None = None

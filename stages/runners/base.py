@@ -1,13 +1,13 @@
 """The interface of a model runner: what a stage computes. Chosen by family and stage; the worker drives it."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from stages.errors import ErrorInfo
 from stages.events import FinishReason
 from stages.messages import StageRequest
 from stages.payload import Payload
-from stages.schedulers.base import KVCapacity, Row
+from stages.schedulers.base import Denoising, KVCapacity, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,4 +104,13 @@ class ModelRunner(Protocol):
 
     def close(self) -> None:
         """Frees everything, before the process exits."""
+        ...
+
+
+@runtime_checkable
+class Denoiser(Protocol):
+    """What a `diffusion` stage's runner says in addition."""
+
+    def denoising(self, uid: int) -> Denoising:
+        """What the request asks for; known once its input is there."""
         ...

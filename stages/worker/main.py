@@ -12,6 +12,7 @@ import time
 from stages.config import StageSpec
 from stages.connectors.registry import open_reader, open_writer
 from stages.models.registry import build_runner, contract
+from stages.runners.base import Denoiser, ModelRunner
 from stages.schedulers.base import KVCapacity, Scheduler
 from stages.schedulers.registry import create_scheduler
 from stages.worker.channel import Inbox, Outbox
@@ -39,7 +40,7 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     gc.set_threshold(_GROWTH, *gc.get_threshold()[1:])
     ready = time.monotonic_ns()
     seconds = (("load_s", f"{(loaded - start) / 1e9:.3f}"), ("warm_up_s", f"{(ready - loaded) / 1e9:.3f}"))
-    scheduler = _scheduler(spec, runner.kv_capacity())
+    scheduler = _scheduler(spec, runner)
     known = (*facts, *_capacity(spec, runner.kv_capacity()), *seconds)
     log.info("loaded: %s", ", ".join(f"{name} {value}" for name, value in known))
     worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
@@ -56,16 +57,19 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
             writer.close()
 
 
-def _scheduler(spec: StageSpec, kv: KVCapacity | None) -> Scheduler:
+def _scheduler(spec: StageSpec, runner: ModelRunner) -> Scheduler:
     stage = contract(spec.family).stages[spec.stage]
     return create_scheduler(
         spec.execution_type,
         spec.max_batch,
         stage.max_units_a_row,
         tuning=spec.tuning,
-        kv=kv,
+        kv=runner.kv_capacity(),
         stage=spec.stage,
         lookahead={producer: found.lookahead_units for producer, found in stage.inputs.items()},
+        denoising=runner.denoising if isinstance(runner, Denoiser) else None,
+        encodes=stage.encodes,
+        decodes=stage.decodes,
     )
 
 

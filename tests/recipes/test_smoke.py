@@ -9,6 +9,7 @@ import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from omni_cli.artifacts.audio import to_pcm16
 from omni_cli.config.library import bundled
@@ -113,8 +114,24 @@ def video(ended: Ended) -> None:
     assert ended.text("video") == f"[video:{zlib.crc32(frames.data):08x}]{request['prompt']}"
 
 
+def draw(ended: Ended) -> None:
+    assert processes(ended) == {"painter.0"}
+    drawn = {name: result["artifacts"][0] for name, result in ended.results.items()}
+    sizes = {name: (artifact["width"], artifact["height"]) for name, artifact in drawn.items()}
+    assert sizes == {"boat": (64, 64), "wide": (96, 32), "two-0": (64, 64), "two-1": (64, 64)}
+    assert [ended.results[name]["seed"] for name in ("two-0", "two-1")] == [1, 2]
+    for name, artifact in drawn.items():
+        with Image.open(ended.run / artifact["path"]) as picture:
+            assert picture.format == ("WEBP" if name.startswith("two") else "PNG")
+            assert picture.size == sizes[name]
+            assert np.asarray(picture).std() > 10
+            if name == "wide":
+                told = {"negative_prompt": "warm", "true_cfg_scale": "2.5", "seed": "1", "size": "96x32", "steps": "7"}
+                assert picture.text.items() >= {"prompt": "rain over the sea", **told}.items()
+
+
 ECHOED = {"text": text, "speech": speech, "batch": batch, "dag": dag, "failure": failure}
-OTHERS = {"image": image, "audio": audio, "video": video}
+OTHERS = {"image": image, "audio": audio, "video": video, "draw": draw}
 
 
 @pytest.mark.parametrize("name", NAMES)

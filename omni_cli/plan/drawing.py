@@ -1,0 +1,91 @@
+"""What a request wants drawn, against what the deployed checkpoint can draw: refused, completed, or noted as idle."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from omni_cli.config.image import ImageConfig
+from omni_cli.config.report import Problem
+from omni_cli.plan.model import ExecutionPlan
+from stages.messages import ImageParams
+from stages.models.registry import ImageContract
+
+
+def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> Iterator[Problem]:
+    """What the model cannot draw; each key stands behind `prefix`."""
+    able = plan.image
+    if able is None:
+        if asked != ImageConfig():
+            message = f"pipeline `{plan.pipeline}` draws no pictures; leave it out"
+            yield Problem(key=f"{prefix}image", message=message)
+        return
+    if asked.pixels is not None and (message := _unfit(*asked.pixels, able)):
+        yield Problem(key=f"{prefix}image.size", message=message)
+    steps = len(asked.sigmas) or asked.steps
+    if steps is not None and steps < able.least_steps:
+        message = f"is {steps}; the noise schedule of this checkpoint needs {able.least_steps} steps at least"
+        yield Problem(key=f"{prefix}image.{'sigmas' if asked.sigmas else 'steps'}", message=message)
+
+
+def _unfit(width: int, height: int, able: ImageContract) -> str:
+    """Why the model cannot draw this size, and the two nearest that it can; empty if it can."""
+    if width * height > able.most_pixels:
+        side = int(able.most_pixels**0.5)
+        return f"{width}x{height} has {width * height} pixels, more than {able.most_pixels} (as {side}x{side})"
+    if not (width % able.multiple or height % able.multiple):
+        return ""
+    below, above = ("x".join(str(_near(side, able.multiple, up)) for side in (width, height)) for up in (False, True))
+    return f"{width}x{height}: width and height must be multiples of {able.multiple}; the nearest are {below}, {above}"
+
+
+def _near(side: int, multiple: int, up: bool) -> int:
+    """The next multiple below or above; a side that is one stays."""
+    if side % multiple == 0:
+        return side
+    return max(1 + up, side // multiple + up) * multiple
+
+
+def drawing(able: ImageContract, asked: ImageConfig) -> tuple[ImageParams, tuple[str, ...]]:
+    """A request without problems, with everything decided; and what it sets that cannot act."""
+    width, height = asked.pixels or (able.width, able.height)
+    scale = able.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale
+    params = ImageParams(
+        width=width,
+        height=height,
+        steps=len(asked.sigmas) or asked.steps or able.steps,
+        true_cfg_scale=scale if able.true_cfg_scale is not None and scale is not None else 1.0,
+        negative_prompt=asked.negative_prompt,
+        sigmas=asked.sigmas,
+    )
+    return params, tuple(_idle(able, asked, params))
+
+
+def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Iterator[str]:
+    if asked.negative_prompt is not None and not params.guided:
+        why = "this model knows no guidance" if able.true_cfg_scale is None else (
+            f"it acts at a true_cfg_scale of more than 1, not at {params.true_cfg_scale:g}"
+        )  # fmt: skip
+        yield f"image.negative_prompt has no effect: {why}"
+    if asked.true_cfg_scale is not None and asked.true_cfg_scale > 1 and asked.negative_prompt is None:
+        yield "image.true_cfg_scale has no effect without image.negative_prompt, which may be empty"
+    if asked.strength is not None:
+        yield "image.strength has no effect without a picture to start from"
+    if asked.sigmas and asked.steps is not None and asked.steps != len(asked.sigmas):
+        yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
+
+
+def generation(params: ImageParams, prompt: str, seed: int | None, plan: ExecutionPlan) -> dict[str, str]:
+    """What a picture's file says about itself: all that it takes to draw it again."""
+    known = {
+        "prompt": prompt,
+        "negative_prompt": params.negative_prompt if params.guided else None,
+        "true_cfg_scale": f"{params.true_cfg_scale:g}" if params.guided else None,
+        "seed": seed,
+        "size": f"{params.width}x{params.height}",
+        "steps": params.steps,
+        "sigmas": json.dumps(params.sigmas) if params.sigmas else None,
+        "model": Path(plan.model.path).name,
+        "recipe": plan.recipe,
+        "software": "omni",
+    }
+    return {name: str(value) for name, value in known.items() if value is not None}

@@ -1,0 +1,96 @@
+"""What the planner knows of Qwen-Image without loading it: stages, files, sizes of pictures. Torch-free."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from stages.config import StageTuning
+from stages.errors import CheckpointError
+from stages.models.cache import cache_root
+from stages.models.checkpoint import read_json, weight_problems
+from stages.models.qwen_image.tiny import DEFAULTS_FILE, tiny_checkpoint
+from stages.models.registry import FamilyContract, ImageContract, StageContract
+
+PIPELINE = "QwenImagePipeline"
+MOST_PIXELS = 2048 * 2048
+# What diffusers' pipeline takes where nothing is said.
+_SIDE, _STEPS, _TRUE_CFG_SCALE = 1024, 50, 4.0
+_STEP_TOKENS = 32_768
+"""Latent tokens of a step: 4 guided pictures of 1024x1024, which has 4096."""
+
+_WEIGHTS = ("transformer", "vae", "text_encoder")
+_CONFIGS = (
+    "model_index.json",
+    "scheduler/scheduler_config.json",
+    *(f"{part}/config.json" for part in _WEIGHTS),
+    "tokenizer/tokenizer_config.json",
+)
+
+
+def check_model(path: str, load_format: str) -> tuple[str, ...]:
+    """Problems of a checkpoint folder, a line each; with `dummy` it needs no weights."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return (f"model.path: {folder}: no such folder",)
+    absent = [f"{folder / name}: no such file" for name in _CONFIGS if not (folder / name).is_file()]
+    if absent:
+        return tuple(absent)
+    try:
+        kind = read_json(folder / "model_index.json").get("_class_name")
+        image(path)
+    except (CheckpointError, ValueError) as error:
+        return (str(error),)
+    if kind != PIPELINE:
+        return (f"{folder / 'model_index.json'}: _class_name is {kind!r}, not {PIPELINE!r}",)
+    if load_format == "dummy":
+        return ()
+    return tuple(problem for part in _WEIGHTS for problem in weight_problems(folder / part))
+
+
+def image(model_path: str) -> ImageContract:
+    """The pipeline's own defaults, or those in the folder's `omni.json`. Raises CheckpointError."""
+    folder = Path(model_path)
+    own = read_json(folder / DEFAULTS_FILE) if (folder / DEFAULTS_FILE).exists() else {}
+    vae = read_json(folder / "vae" / "config.json")
+    schedule = read_json(folder / "scheduler" / "scheduler_config.json")
+    return ImageContract(
+        width=int(own.get("width", _SIDE)),
+        height=int(own.get("height", _SIDE)),
+        steps=int(own.get("steps", _STEPS)),
+        # The VAE's scale, and two latents to a side of a token.
+        multiple=2 * 2 ** len(vae.get("temperal_downsample", (False, True, True))),
+        most_pixels=MOST_PIXELS,
+        # Stretching the schedule to its end divides by what the only step leaves, which is nothing.
+        least_steps=2 if schedule.get("shift_terminal") else 1,
+        true_cfg_scale=_TRUE_CFG_SCALE,
+    )
+
+
+def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
+    """The largest payload: a picture, 8 bits a channel."""
+    return MOST_PIXELS * 3
+
+
+def default_model() -> str:
+    """The folder of the tiny checkpoint, built on first use."""
+    return str(tiny_checkpoint(cache_root(os.environ)))
+
+
+CONTRACTS: Mapping[str, FamilyContract] = {
+    "qwen_image": FamilyContract(
+        name="qwen_image",
+        stages={
+            "painter": StageContract(
+                execution_type="diffusion",
+                outputs=("image",),
+                tuning=StageTuning(step_tokens=_STEP_TOKENS),
+            ),
+        },
+        media=(),
+        has_weights=True,
+        check_model=check_model,
+        default_model=default_model,
+        edge_bytes=edge_bytes,
+        image=image,
+    )
+}

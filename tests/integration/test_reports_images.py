@@ -1,0 +1,55 @@
+"""What people reported of drawing servers (R51, R53, R56, R57, R58): refused, noted or done, found before a start."""
+
+import json
+
+import pytest
+
+from omni_cli.batch.options import RunOptions
+from omni_cli.batch.run import judge
+from tests.integration.cli import judged
+
+DRAW = "recipe=qwen_image"
+
+
+def tasks(*words: str, **options: object):
+    return judge((DRAW, *words), RunOptions(**{"prompt": "a bell", **options}))[2]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("request.image.size=513x512", "the nearest are 512x512, 528x512"),
+        ("request.image.size=100000x10000", "more than 4194304"),
+        ("request.image.steps=0", "greater than or equal to 1"),
+        ("request.image.sed=5", "unknown key"),
+        ("request.image.guidance_scale=7", "unknown key"),
+        ("deploy.stages.painter.graphs=true", "no use"),
+    ],
+)
+def test_a_picture_that_cannot_be_drawn_is_refused_with_its_key(word, says):
+    message = judged(word, recipe="qwen_image", prompt="a bell")
+    assert word.split("=")[0] in message
+    assert says in message
+
+
+def test_several_pictures_are_requests_of_their_own_with_seeds_that_draw_them_again():
+    first, second, third = tasks("request.image.n=3", "request.seed=9223372036854775806")
+    assert [task.request().seed for task in (first, second, third)] == [2**63 - 2, 2**63 - 1, 0]
+    assert [task.request_id for task in (first, second, third)] == ["request-0", "request-1", "request-2"]
+    assert len({task.digest for task in (first, second, third)}) == 3
+    assert len({task.request().seed for task in tasks("request.image.n=3")}) == 3
+
+
+def test_pictures_of_a_batch_stay_out_of_each_other_s_way(tmp_path):
+    lines = [{"id": "a", "prompt": "x", "image": {"n": 2}}, {"id": "a-0", "prompt": "y"}, {"prompt": ""}]
+    path = tmp_path / "batch.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = tasks(prompt=None, input=str(path))
+    assert [task.request_id for task in found] == ["a-0-", "a-1", "a-0", "line-3"]
+    assert found[3].error is not None
+
+
+def test_what_cannot_act_is_said_with_the_result():
+    (task,) = tasks("request.image.negative_prompt=red, of all things", "request.image.true_cfg_scale=1.0")
+    assert task.notes == ("image.negative_prompt has no effect: it acts at a true_cfg_scale of more than 1, not at 1",)
+    assert task.image.negative_prompt == "red, of all things"

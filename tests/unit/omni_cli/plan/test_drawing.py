@@ -1,0 +1,119 @@
+"""What is refused, decided and noted of a picture that is asked for, before anything starts."""
+
+import pytest
+from pydantic import ValidationError
+
+from omni_cli.config.image import ImageConfig
+from omni_cli.config.load import load_config
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import Inventory
+from omni_cli.plan.drawing import drawing, drawing_problems, generation
+from stages.messages import ImageParams
+from stages.models.registry import ImageContract
+
+ABLE = ImageContract(
+    width=64, height=32, steps=8, multiple=16, most_pixels=2048 * 2048, least_steps=2, true_cfg_scale=4.0
+)
+
+
+@pytest.fixture(scope="module")
+def plan():
+    plan = build_plan(load_config(("recipe=synthetic",)), Inventory.imagined(0))
+    return plan.model_copy(update={"image": ABLE})
+
+
+def problems(plan, **asked) -> list[str]:
+    return [str(problem) for problem in drawing_problems(plan, ImageConfig(**asked), "request.")]
+
+
+@pytest.mark.parametrize("size", ["512x512", "512X512", "512x2048", "16x16", "2048x2048", "auto", None])
+def test_a_size_that_the_model_can_do_is_drawn_as_it_is(plan, size):
+    assert problems(plan, size=size) == []
+    params, notes = drawing(ABLE, ImageConfig(size=size))
+    given = size.lower() if size not in ("auto", None) else "64x32"
+    assert (f"{params.width}x{params.height}", notes) == (given, ())
+
+
+@pytest.mark.parametrize(
+    ("size", "says"),
+    [
+        ("513x512", "multiples of 16; the nearest are 512x512, 528x512"),
+        ("520x500", "the nearest are 512x496, 528x512"),
+        ("3x512", "the nearest are 16x512, 32x512"),
+        ("100000x10000", "has 1000000000 pixels, more than 4194304 (as 2048x2048)"),
+    ],
+)
+def test_another_size_is_refused_with_what_would_do(plan, size, says):
+    (problem,) = problems(plan, size=size)
+    assert "request.image.size" in problem
+    assert says in problem
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *({"size": size} for size in ("0x512", "-16x512", "512", "", "512x", "x", "512x512x3", 512, "５12x512")),
+        *({"steps": steps} for steps in (0, -1, 1.5, "8", 10**6, True)),
+        *({"true_cfg_scale": scale} for scale in (-1.0, float("nan"), 1e9, "4")),
+        *({"n": n} for n in (0, -1, 1000)),
+        *({"strength": strength} for strength in (0.0, 1.1)),
+        *({"sigmas": sigmas} for sigmas in ((0.0,), (1.5,), ("1",))),
+        {"negative_prompt": 5},
+        {"format": "gif"},
+        {"guidance_scale": 7.0},
+    ],
+    ids=str,
+)
+def test_what_is_out_of_range_is_refused_by_the_schema(asked):
+    with pytest.raises(ValidationError):
+        ImageConfig(**asked)
+
+
+@pytest.mark.parametrize("asked", [{"steps": 1}, {"sigmas": (1.0,)}])
+def test_fewer_steps_than_the_noise_schedule_needs_are_refused(plan, asked):
+    (problem,) = problems(plan, **asked)
+    assert "needs 2 steps at least" in problem
+
+
+def test_a_pipeline_that_draws_nothing_refuses_to(plan):
+    blind = plan.model_copy(update={"image": None})
+    assert problems(blind) == []
+    (problem,) = problems(blind, steps=4)
+    assert "request.image" in problem
+    assert "draws no pictures" in problem
+
+
+@pytest.mark.parametrize(
+    ("asked", "guided", "says"),
+    [
+        ({}, False, ""),
+        ({"negative_prompt": "red"}, True, ""),
+        ({"negative_prompt": "", "true_cfg_scale": 2.5}, True, ""),
+        ({"negative_prompt": "red", "true_cfg_scale": 1.0}, False, "negative_prompt has no effect"),
+        ({"negative_prompt": "red", "true_cfg_scale": 0.0}, False, "negative_prompt has no effect"),
+        ({"true_cfg_scale": 4.0}, False, "true_cfg_scale has no effect without"),
+        ({"strength": 0.5}, False, "strength has no effect"),
+        ({"sigmas": (1.0, 0.5), "steps": 9}, False, "steps has no effect beside"),
+    ],
+)
+def test_what_cannot_act_is_noted(asked, guided, says):
+    params, notes = drawing(ABLE, ImageConfig(**asked))
+    assert params.guided is guided
+    assert len(notes) == bool(says)
+    assert says in "".join(notes)
+
+
+def test_a_model_without_guidance_says_so():
+    params, (note,) = drawing(
+        ImageContract(width=64, height=64, steps=4, multiple=8, most_pixels=4096), ImageConfig(negative_prompt="red")
+    )
+    assert not params.guided
+    assert "knows no guidance" in note
+
+
+def test_a_file_says_what_it_takes_to_draw_it_again(plan):
+    params = ImageParams(width=64, height=32, steps=3, true_cfg_scale=2.5, negative_prompt="", sigmas=(1.0, 0.5, 0.1))
+    assert generation(params, "a bell", 7, plan) == {
+        "prompt": "a bell", "negative_prompt": "", "true_cfg_scale": "2.5", "seed": "7", "size": "64x32", "steps": "3",
+        "sigmas": "[1.0, 0.5, 0.1]", "model": "", "recipe": "synthetic", "software": "omni",
+    }  # fmt: skip

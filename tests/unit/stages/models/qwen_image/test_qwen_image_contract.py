@@ -1,0 +1,108 @@
+"""What is known of a checkpoint folder before it is loaded, and what loading holds it to."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from stages.config import ModelSpec
+from stages.errors import CheckpointError
+from stages.models.qwen_image import tiny
+from stages.models.qwen_image.contract import check_model, image
+from stages.models.qwen_image.stepper import QwenImageStepper
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+
+
+@pytest.fixture
+def copied(tiny_folder, tmp_path):
+    return shutil.copytree(tiny_folder, tmp_path / "copy")
+
+
+def rewrite(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_whole_folder_has_no_problems(tiny_folder):
+    assert check_model(str(tiny_folder), "auto") == ()
+
+
+@pytest.mark.parametrize("name", ["model_index.json", "vae/config.json", "tokenizer/tokenizer_config.json"])
+def test_a_missing_file_is_named(copied, name):
+    (copied / name).unlink()
+    (problem,) = check_model(str(copied), "dummy")
+    assert problem == f"{copied / name}: no such file"
+
+
+def test_another_pipeline_and_a_cut_shard_are_named(copied):
+    with (copied / "vae" / "diffusion_pytorch_model.safetensors").open("r+b") as file:
+        file.truncate(5000)
+    (problem,) = check_model(str(copied), "auto")
+    assert "vae/diffusion_pytorch_model.safetensors: truncated" in problem
+    assert check_model(str(copied), "dummy") == ()
+    rewrite(copied / "model_index.json", _class_name="FluxPipeline")
+    (problem,) = check_model(str(copied), "dummy")
+    assert "'FluxPipeline', not 'QwenImagePipeline'" in problem
+    assert check_model(str(copied / "absent"), "auto") == (f"model.path: {copied / 'absent'}: no such folder",)
+
+
+def test_defaults_are_the_pipeline_s_own_unless_the_folder_has_others(copied):
+    assert (image(str(copied)).width, image(str(copied)).steps) == (128, 8)
+    (copied / tiny.DEFAULTS_FILE).unlink()
+    rewrite(copied / "scheduler" / "scheduler_config.json", shift_terminal=0.02)
+    found = image(str(copied))
+    assert (found.width, found.height, found.steps, found.true_cfg_scale) == (1024, 1024, 50, 4.0)
+    assert (found.multiple, found.least_steps) == (16, 2)
+
+
+def test_the_embedded_default_is_built_once_and_from_values_alone(tiny_folder, tmp_path, monkeypatch):
+    again = tmp_path / "again"
+    tiny.write(again)
+    for path in tiny_folder.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (again / path.relative_to(tiny_folder)).read_bytes(), path
+    monkeypatch.setattr(tiny.sys, "executable", "false")
+    with pytest.raises(CheckpointError, match="exit code 1"):
+        tiny.tiny_checkpoint(tmp_path)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def load(folder, load_format="auto"):
+    return QwenImageStepper(ModelSpec(path=str(folder), load_format=load_format, dtype="float32")).load(
+        torch.device("cpu"), torch.float32
+    )
+
+
+@pytest.mark.parametrize("part", ["vae", "transformer"])
+def test_a_missing_and_an_unexpected_tensor_are_named(copied, part):
+    path = copied / part / "diffusion_pytorch_model.safetensors"
+    tensors = load_file(path)
+    name, value = tensors.popitem()
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=f"missing.*{name}"):
+        load(copied)
+    save_file({**tensors, name: value, "spare": torch.zeros(1)}, path)
+    with pytest.raises(CheckpointError, match="not have: spare"):
+        load(copied)
+
+
+def test_random_weights_need_no_files(copied):
+    for path in copied.rglob("*.safetensors"):
+        path.unlink()
+    model = ModelSpec(path=str(copied), load_format="dummy", dtype="float32")
+    drawn = Studio(copied, stepper=QwenImageStepper(model)).draw(Asked(negative="bad", steps=2)).drawn[0]
+    assert drawn.pixels.shape == (64, 64, 3)
+
+
+def test_the_published_schedule_with_its_end_stretched_is_the_pipeline_s(copied):
+    from diffusers import QwenImagePipeline
+
+    from tests.unit.stages.models.qwen_image.test_qwen_image_parity import assert_equal
+
+    rewrite(copied / "scheduler" / "scheduler_config.json", shift_terminal=0.02)
+    reference = QwenImagePipeline.from_pretrained(copied)
+    reference.set_progress_bar_config(disable=True)
+    studio, asked = Studio(copied), Asked(steps=5)
+    assert_equal(studio.draw(asked).drawn[0], reference, asked)
+    assert "not finite after 1 steps" in studio.draw(Asked(steps=1)).drawn[0].error
