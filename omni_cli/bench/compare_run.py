@@ -55,8 +55,7 @@ def bench_compare(words: Sequence[str], options: BenchOptions, *, json_to: Path 
 def _measures(level: Level) -> dict[str, str]:
     """Keys of the figures that are compared, with their titles."""
     units = {f"{load.stage}_{load.unit}_ms": f"ms a {load.unit}" for load in level.stages if load.unit_ms}
-    wanted = {"ttft_ms": "TTFT ms", "ttfa_ms": "TTFA ms", **units, "rtf": "RTF", "requests_per_s": "requests/s"}
-    return {key: title for key, title in wanted.items() if not key.startswith("code2wav")}
+    return {"ttft_ms": "TTFT ms", "ttfa_ms": "TTFA ms", **units, "rtf": "RTF", "requests_per_s": "requests/s"}
 
 
 def _columns(levels: Mapping[str, Level]) -> dict[str, str]:
