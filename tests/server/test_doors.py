@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Callable
+from typing import ClassVar
 
 import httpx
 import pytest
@@ -12,6 +13,8 @@ from omni_cli.config.load import load_config
 from omni_cli.errors import InputError
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
+from omni_cli.runtime.engine import OmniEngine
+from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
@@ -140,6 +143,32 @@ def test_health_tells_every_state_with_its_reason():
     assert "secret" not in reason
     refused = ask(one, "POST", PATH, json=CHAT)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
+
+
+class NoProcesses:
+    """What no orchestrator is ready for: a plan none of whose processes is there."""
+
+    replicas = ()
+    media_ports: ClassVar[dict] = {}
+    output_ports: ClassVar[dict] = {}
+
+
+def test_an_orchestrator_that_fails_answers_who_waits_and_refuses_who_comes():
+    async def scene() -> list[httpx.Response]:
+        one = app()
+        service = one.state.service
+        transport = httpx.ASGITransport(app=one)
+        async with (
+            OmniEngine(service.plan, NoProcesses(), listener=Fanout()) as service.engine,
+            httpx.AsyncClient(transport=transport, base_url="http://omni") as client,
+        ):
+            calls = [await client.post(PATH, json=CHAT) for _ in range(2)]
+            return [*calls, await client.get("/health/ready"), await client.get("/health/live")]
+
+    waited, refused, ready, live = asyncio.run(scene())
+    assert (waited.status_code, waited.json()["error"]["type"]) == (500, "server_error")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
+    assert (ready.status_code, ready.json()["status"], live.status_code) == (503, "broken", 503)
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
