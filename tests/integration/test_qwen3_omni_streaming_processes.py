@@ -143,18 +143,6 @@ def test_sound_comes_before_the_talker_has_ended(streamed: Streamed) -> None:
     assert all(first_sound[uid] < ends[uid].t_ns for uid in long)
 
 
-def test_code2wav_works_before_the_thinker_has_ended(streamed: Streamed) -> None:
-    """For the long ones, though code2wav is stopped again and again."""
-    first_step: dict[int, int] = {}
-    last_step: dict[int, int] = {}
-    for step in streamed.of("code2wav.0", StepDone):
-        for row in step.rows:
-            first_step.setdefault(row.uid, step.t_ns)
-    for step in streamed.of("thinker.0", StepDone):
-        last_step.update({row.uid: step.t_ns for row in step.rows})
-    assert sum(first_step[uid] < last for uid, last in last_step.items()) >= 4
-
-
 def test_no_frame_is_decoded_twice(streamed: Streamed) -> None:
     steps = streamed.of("code2wav.0", StepDone)
     counted: Counter[str] = Counter()
