@@ -145,6 +145,24 @@ def test_health_tells_every_state_with_its_reason():
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "broken")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "output", "path", "body"),
+    [
+        ("synthetic", "audio", "/tokenize", {"prompt": "hi"}),
+        ("synthetic", "audio", "/v1/completions", {"prompt": "hi"}),
+        ("synthetic", "text", "/v1/audio/speech", {"input": "hi"}),
+        ("qwen_image", "image", "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("qwen_image", "image", "/v1/completions", {"prompt": "hi"}),
+        ("qwen_image", "image", "/v1/audio/speech", {"input": "hi"}),
+        ("qwen_image", "image", "/tokenize", {"prompt": "hi"}),
+    ],
+)
+def test_r44_a_route_whose_output_is_not_deployed_names_the_recipe(recipe, output, path, body):
+    done = ask(app(f"deploy.outputs=[{output}]", recipe=recipe), "POST", path, json=body)
+    message = f"{path} is not supported by recipe {recipe}, which gives {output}"
+    assert (done.status_code, done.json()["error"]["message"]) == (400, message)
+
+
 class NoProcesses:
     """What no orchestrator is ready for: a plan none of whose processes is there."""
 

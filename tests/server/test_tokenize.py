@@ -10,7 +10,6 @@ from tokenizers import Tokenizer
 
 from stages.models.qwen3_omni.contract import default_model
 from tests.server.serving import Server, refused
-from tests.server.test_doors import app, ask
 from tests.server.test_reports_media import PNG, WAV
 
 TEXTS = ["hello there", "李明说：“你好”🙂", "<|im_start|>user\nhi<|im_end|>\n", " a  b\n\tc\0", "word " * 14_000]
@@ -79,19 +78,3 @@ def test_more_than_can_be_told_is_refused_with_both_numbers(server):
     error = refused(server, path="/tokenize", prompt="word " * 300_000)
     assert "300001 tokens" in error["message"]
     assert "at most 262144" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("deployed", "path", "body"),
-    [
-        ("audio", "/tokenize", {"prompt": "hi"}),
-        ("audio", "/v1/completions", {"prompt": "hi"}),
-        ("text", "/v1/audio/speech", {"input": "hi"}),
-    ],
-)
-def test_r44_what_is_not_deployed_is_said_with_the_recipe(deployed, path, body):
-    done = ask(app(f"deploy.outputs=[{deployed}]"), "POST", path, json=body)
-    assert (done.status_code, done.json()["error"]["code"]) == (400, "not_supported")
-    assert done.json()["error"]["message"].startswith(
-        f"{path} is not supported by recipe synthetic, which gives {deployed}"
-    )
