@@ -1,18 +1,131 @@
-"""POST /v1/images/generations: exists for every recipe, checks what it is sent, and refuses for one without images."""
+"""POST /v1/images/generations: pictures of a prompt, each with its seed; refused for a recipe that draws none."""
 
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any
+
+import numpy as np
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from omni_cli.server.openapi import OF_A_BODY, ErrorBody
+from omni_cli.artifacts.image import encode
+from omni_cli.plan.drawing import generation
+from omni_cli.runtime.request import OmniRequest, OutputChunk
+from omni_cli.server import sse
+from omni_cli.server.errors import ApiError, bad_request
+from omni_cli.server.leaving import unless_client_leaves
+from omni_cli.server.openapi import OF_A_CALL
+from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import ImageRequest
-from omni_cli.server.system import TheService, check_model, not_supported
+from omni_cli.server.service import Service
+from omni_cli.server.sound import b64
+from omni_cli.server.system import TheService, TheTraceparent, check_model, require_output
+from stages.payload import Payload
 
 router = APIRouter()
 
+IMAGE = "image"
+_IDLE = {"quality": ("auto", "standard"), "style": (), "moderation": ("auto",), "guidance_scale": ()}
+"""What no model here follows, and the values with which that makes no difference."""
+_QUALITY = 100  # OpenAI's default of `output_compression`
 
-@router.post("/v1/images/generations", status_code=400, response_model=ErrorBody, responses=OF_A_BODY)
-async def generations(body: ImageRequest, request: Request, service: TheService) -> Response:
-    """Served by no recipe yet."""
+
+@router.post("/v1/images/generations", response_class=JSONResponse, responses=OF_A_CALL)
+async def generations(
+    body: ImageRequest, request: Request, service: TheService, traceparent: TheTraceparent
+) -> Response:
+    """As OpenAI's. Beside it: `seed` of each picture, which draws it again alone, and `warnings`."""
     check_model(service, body.model)
-    raise not_supported(service, request.url.path)
+    require_output(service, IMAGE, request.url.path)
+    _refuse_unsupported(body)
+    preparer: Preparer = request.app.state.preparer
+    prepared, idle = await preparer.images(body, traceparent)
+    payloads = await unless_client_leaves(request, _drawn(service, prepared.requests))
+    files = await asyncio.gather(
+        *(
+            asyncio.to_thread(_file, service, body, one, payload)
+            for one, payload in zip(prepared.requests, payloads, strict=True)
+        )
+    )
+    params = prepared.requests[0].image
+    warnings = dict.fromkeys([*idle, *_unused(body), *(note for payload in payloads for note in _notes(payload))])
+    return JSONResponse(
+        {
+            "created": int(time.time()),
+            "data": [{"b64_json": data, "seed": one.seed} for one, data in zip(prepared.requests, files, strict=True)],
+            "size": None if params is None else f"{params.width}x{params.height}",
+            "output_format": body.output_format or "png",
+            "background": "opaque",
+            "warnings": list(warnings),
+        }
+    )
+
+
+def _refuse_unsupported(body: ImageRequest) -> None:
+    """ApiError 400 for what would change the answer and is not done here."""
+    for name, value, why in (
+        ("response_format", "url", "no pictures are kept to be fetched; take b64_json"),
+        ("output_format", "gif", "take png, jpeg or webp"),
+        ("output_format", "svg", "take png, jpeg or webp"),
+        ("background", "transparent", "pictures are opaque"),
+        ("stream", True, "a picture comes as a whole"),
+    ):
+        if getattr(body, name) == value:
+            raise bad_request(f"{name}: {value} is not supported: {why}", param=name, code="unsupported_value")
+    if body.partial_images:
+        raise bad_request(
+            "partial_images: a picture comes as a whole", param="partial_images", code="unsupported_value"
+        )
+
+
+def _unused(body: ImageRequest) -> Iterator[str]:
+    for name, idle in _IDLE.items():
+        value = getattr(body, name)
+        if value is not None and value not in idle:
+            hint = "; true_cfg_scale has one, beside negative_prompt" if name == "guidance_scale" else ""
+            yield f"{name} has no effect on this model{hint}"
+    if body.output_compression is not None and body.output_format in (None, "png"):
+        yield "output_compression has no effect on png, which is lossless"
+
+
+def _notes(payload: Payload) -> list[str]:
+    return [str(value) for name, value in payload.meta if name == "warning"]
+
+
+async def _drawn(service: Service, requests: tuple[OmniRequest, ...]) -> list[Payload]:
+    """All pictures of a call, in order. Raises what the engine raises."""
+    found: dict[str, Payload] = {}
+    async with AsyncExitStack() as held:
+        await service.enter(requests, held)
+        async with aclosing(sse.merged([_pieces(service, one) for one in requests])) as pieces:
+            async for request_id, chunk in pieces:
+                if chunk.payload is not None:
+                    found[request_id] = chunk.payload
+    if len(found) < len(requests):
+        raise ApiError(500, f"{len(requests) - len(found)} pictures ended without a pixel", "internal_error")
+    return [found[one.request_id] for one in requests]
+
+
+async def _pieces(service: Service, request: OmniRequest) -> AsyncGenerator[tuple[str, OutputChunk], None]:
+    def refuse() -> None:
+        key = "serve.max_buffered_bytes"
+        raise ApiError(500, f"the picture is larger than what a client may leave unread; raise {key}", "internal_error")
+
+    async with aclosing(service.chunks(request, refuse)) as chunks:
+        async for chunk in chunks:
+            yield request.request_id, chunk
+
+
+def _file(service: Service, body: ImageRequest, request: OmniRequest, payload: Payload) -> str:
+    tensor = payload.tensor(IMAGE)
+    image_format: Any = body.output_format or "png"
+    encoded = encode(
+        np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape),
+        image_format,
+        metadata=None if request.image is None else generation(request.image, body.prompt, request.seed, service.plan),
+        quality=max(1, _QUALITY if body.output_compression is None else body.output_compression),
+    )
+    return b64(encoded.data)

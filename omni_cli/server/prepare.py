@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.config.request import request_line
+from omni_cli.config.sampling import SEEDS
 from omni_cli.config.schema import RequestConfig, ServeConfig
 from omni_cli.errors import InputError
 from omni_cli.inputs.conversation import Conversation, ConversationBuilder
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.plan.admission import request_problems
+from omni_cli.plan.drawing import drawing
 from omni_cli.runtime.request import OmniRequest, draw_seed
 from omni_cli.server.errors import ApiError, bad_request
 from omni_cli.server.media import MediaSource, audio_data
@@ -26,6 +28,7 @@ from omni_cli.server.protocol import (
     ChatRequest,
     CompletionRequest,
     ImagePart,
+    ImageRequest,
     MediaUrl,
     Message,
     Sampled,
@@ -40,6 +43,7 @@ log = logging.getLogger("omni.server")
 
 # OpenAI's names of what belongs to the stage that writes the text.
 _TEXT_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
+_IMAGE = ("size", "steps", "true_cfg_scale", "negative_prompt", "sigmas")
 # What leaves the answer as it is (null, 0, false, nothing) may stand there; anything else is refused.
 _UNSUPPORTED = ("store",)
 _UNSUPPORTED_WITHOUT_WEIGHTS = ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
@@ -89,6 +93,23 @@ class Preparer:
         settings, options = self._checked(settings, body)
         talk = await asyncio.to_thread(self._turn, prompt)
         return self._requests("cmpl", body.n, settings, options, talk, traceparent)
+
+    async def images(self, body: ImageRequest, traceparent: str | None = None) -> tuple[Prepared, tuple[str, ...]]:
+        """A request for each picture, each with the next seed; and what the body sets that cannot act."""
+        able = self.service.plan.image
+        if able is None:
+            raise bad_request(f"recipe {self.service.plan.recipe} draws no pictures", param="model")
+        image = {name: value for name in _IMAGE if (value := getattr(body, name)) is not None}
+        line = {"modalities": ["image"], "seed": body.seed, "timeout_s": body.timeout_s, "image": image}
+        checked = request_line(line, self.service.loaded)
+        problems = request_problems(self.service.plan, checked.request)
+        if problems:
+            raise InputError("\n".join(map(str, problems)), param=problems[0].key.removeprefix("image."))
+        params, idle = drawing(able, checked.request.image)
+        talk = await asyncio.to_thread(self._turn, body.prompt)
+        found = self._requests("img", body.n, checked.request, checked.options, talk, traceparent)
+        requests = (replace(r, choice=0, seed=(r.seed + r.choice) % SEEDS, image=params) for r in found.requests)
+        return replace(found, requests=tuple(requests)), tuple(note.removeprefix("image.") for note in idle)
 
     async def tokens(self, body: TokenizeRequest, traceparent: str | None = None) -> Prepared:
         """What asks for the token ids of a text, or of a conversation."""

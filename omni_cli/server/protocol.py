@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
 
+from omni_cli.config.image import MAX_STEPS
 from omni_cli.config.sampling import MAX_TOKENS, SamplingConfig
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -161,6 +162,10 @@ class ImageRequest(Body):
     # extensions
     seed: SeedNumber | None = None
     negative_prompt: StrictStr | None = None
+    steps: Annotated[StrictInt, Field(ge=1, le=MAX_STEPS)] | None = None
+    true_cfg_scale: Annotated[Number, Field(ge=0, le=100)] | None = None
+    guidance_scale: Number | None = None
+    sigmas: Annotated[list[Annotated[Number, Field(gt=0, le=1)]], Field(max_length=MAX_STEPS)] | None = None
     timeout_s: Deadline | None = None
 
 

@@ -1,0 +1,133 @@
+"""Pictures over HTTP, as OpenAI's client asks for them: R51, R53, R56, R57 of the reports, with the tiny Qwen-Image."""
+
+import base64
+import io
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from PIL import Image
+
+from tests.server.serving import refused, serving
+
+PATH = "/v1/images/generations"
+SMALL = {"size": "64x32", "steps": 3}
+
+
+@pytest.fixture(scope="module")
+def painter(tmp_path_factory):
+    with serving("recipe=qwen_image", cwd=tmp_path_factory.mktemp("painter")) as one:
+        yield one
+
+
+def drawn(server, **body) -> dict:
+    done = httpx.post(f"{server.url}{PATH}", json={"prompt": "a bell", **SMALL, **body}, timeout=60)
+    assert done.status_code == 200, done.text
+    return done.json()
+
+
+def picture(entry: dict) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(entry["b64_json"])))
+
+
+def test_the_client_s_own_call_draws_with_a_seed_that_draws_it_again(painter):
+    client = openai.OpenAI(base_url=f"{painter.url}/v1", api_key="none", max_retries=0)
+    first, second = (
+        client.images.generate(model="qwen_image", prompt="a bell", size="64x32", extra_body={"seed": 5, "steps": 3})
+        for _ in range(2)
+    )
+    assert first.data[0].b64_json == second.data[0].b64_json
+    assert picture(first.data[0].model_dump()).size == (64, 32)
+    assert (first.size, first.output_format, first.background) == ("64x32", "png", "opaque")
+    assert drawn(painter, seed=5)["data"][0]["b64_json"] == first.data[0].b64_json
+    assert len({drawn(painter, **seed)["data"][0]["b64_json"] for seed in ({}, {"seed": None}, {"seed": 5})}) == 3
+
+
+def test_several_pictures_have_seeds_of_their_own(painter):
+    several = drawn(painter, n=3, seed=7)["data"]
+    assert [entry["seed"] for entry in several] == [7, 8, 9]
+    assert len({entry["b64_json"] for entry in several}) == 3
+    alone = drawn(painter, seed=8)["data"][0]
+    assert np.abs(np.asarray(picture(alone)).astype(int) - np.asarray(picture(several[1]))).max() <= 1
+
+
+@pytest.mark.parametrize(("form", "magic"), [("png", b"\x89PNG"), ("jpeg", b"\xff\xd8"), ("webp", b"RIFF")])
+def test_a_picture_has_the_format_that_was_asked_for(painter, form, magic):
+    (entry,) = drawn(painter, output_format=form, output_compression=80)["data"]
+    assert base64.b64decode(entry["b64_json"]).startswith(magic)
+    if form == "png":
+        assert picture(entry).text["seed"] == str(entry["seed"])
+
+
+def test_guidance_acts_or_says_that_it_does_not(painter):
+    plain = drawn(painter, seed=1)
+    assert plain["warnings"] == []
+    guided = drawn(painter, seed=1, negative_prompt="red", true_cfg_scale=4.0)
+    assert guided["warnings"] == []
+    assert guided["data"] != plain["data"]
+    idle = drawn(painter, seed=1, negative_prompt="red", true_cfg_scale=1.0)
+    assert idle["data"] == plain["data"]
+    assert "negative_prompt has no effect" in idle["warnings"][0]
+    other = drawn(painter, seed=1, guidance_scale=7, quality="high", style="vivid", output_compression=50)
+    assert other["data"] == plain["data"]
+    assert [note.split()[0] for note in other["warnings"]] == [
+        "quality",
+        "style",
+        "guidance_scale",
+        "output_compression",
+    ]
+    (note,) = drawn(painter, prompt="sea " * 2000)["warnings"]
+    assert "of which the first 512 count" in note
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("size", "513x512", "512x512, 528x512"),
+        ("size", "4096x4096", "more than 4194304"),
+        ("steps", 0, "1"),
+        ("steps", -1, "1"),
+        ("steps", 1.5, ""),
+        ("steps", "8", ""),
+        ("steps", 10**6, "1000"),
+        ("seed", 2**63, ""),
+        ("seed", "", ""),
+        ("true_cfg_scale", -1, ""),
+        ("negative_prompt", ["red", "blue"], ""),
+        ("sigmas", [1.5], ""),
+        ("response_format", "url", "b64_json"),
+        ("output_format", "svg", "webp"),
+        ("background", "transparent", "opaque"),
+        ("stream", True, "whole"),
+        ("partial_images", 1, "whole"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_with_its_name(painter, field, value, says):
+    before = painter.took_on()
+    error = refused(painter, path=PATH, prompt="a bell", **{field: value})
+    assert error["param"].partition("[")[0] == field
+    assert says in error["message"]
+    assert painter.took_on() == before
+
+
+def test_auto_is_the_checkpoint_s_own_size(painter):
+    assert drawn(painter, size="auto")["size"] == "128x128"
+
+
+def test_a_client_that_leaves_ends_its_picture_and_nobody_else_s(painter):
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{painter.url}{PATH}", json={"prompt": "a bell", "size": "256x256", "steps": 1000}, timeout=1)
+    assert drawn(painter)["size"] == "64x32"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/audio/speech", {"input": "hi", "voice": "default"}),
+    ],
+)
+def test_a_recipe_that_only_draws_says_so_elsewhere(painter, path, body):
+    assert "not supported by recipe" in refused(painter, path=path, **body)["message"]
