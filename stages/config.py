@@ -53,7 +53,6 @@ class StageTuning:
     first_chunk_frames: int | None = None
     chunk_frames: int | None = None
     decode: Literal["exact", "transformers"] | None = None
-    compile: Literal["none", "layers"] | None = None
     graphs: bool | None = None
 
 

@@ -55,6 +55,8 @@ def _print(loaded: LoadedConfig, planned: ExecutionPlan) -> None:
     console.print(table(header, (_stage(stage, planned) for stage in planned.stages)))
     console.print()
     console.print(table(("edge", "mode", "connector", "slots", "ring"), _edges(planned)))
+    if planned.mps_devices:
+        console.print(f"\nMPS daemon on {', '.join(map(str, planned.mps_devices))}: its processes run side by side")
     console.print(f"\ndigest {planned.digest}")
 
 

@@ -83,8 +83,6 @@ class StageDeployConfig(ConfigModel):
     """Frames of every later piece of audio."""
     decode: Literal["exact", "transformers"] | None = None
     """`exact`: a waveform as if decoded in one pass; `transformers`: the seams of its 300-frame chunks, for parity."""
-    compile: Literal["none", "layers"] | None = None
-    """`layers`: torch.compile for each decoder layer."""
     graphs: Flag | None = None
     """Replay captured CUDA graphs; of no use on the CPU."""
     inputs: Mapping[str, EdgeConfig] = Field(default_factory=dict)
@@ -100,6 +98,9 @@ class DeployConfig(ConfigModel):
     """Settings by stage; a stage that is left out takes the planner's choice."""
     outputs: tuple[Text, ...] | None = None
     """Final outputs that are deployed, and with them the stages they need; null is all."""
+    mps: Literal["auto", "on", "off"] = "auto"
+    """Whether processes that share a GPU run side by side under an MPS daemon of the run's own, not in turns; `auto`:
+    where one can be started."""
     drain_timeout_s: Seconds = 30.0
     """At a stop, how long the stages may take to let go of their requests and to end by themselves."""
 

@@ -3,15 +3,13 @@
 It must not know what the job does.
 """
 
-import ctypes
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from omni_cli.launch.tie import dying_with_parent
 
 
 class Job:
@@ -22,14 +20,6 @@ class Job:
     """
 
     def __init__(self, words: Sequence[str], log: Path) -> None:
-        parent, libc = os.getpid(), ctypes.CDLL(None)
-
-        def die_with_parent() -> None:
-            """In the child, between fork and exec."""
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != parent:  # it died before the kernel knew
-                os._exit(1)
-
         with log.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "omni_cli", *words],
@@ -37,7 +27,7 @@ class Job:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                preexec_fn=die_with_parent,  # takes no lock: safe between fork and exec
+                preexec_fn=dying_with_parent(signal.SIGTERM),
             )
 
     def wait(self) -> int:

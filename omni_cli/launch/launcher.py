@@ -9,11 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from omni_cli.launch.environment import stage_environment
+from omni_cli.launch.mps import MpsDaemon
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.rings import Rings, remove_stale
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import deferred
 from omni_cli.launch.startup import Startup
+from omni_cli.plan.devices import device_uuid
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import CONTROL, Listener, ProcessStarted
 from stages.config import StageSpec
@@ -61,6 +63,7 @@ class LocalLauncher:
         try:
             with deferred():
                 rings.create()
+                self._start_mps(running)
             self._bring_up(running)
         except BaseException:
             running.stop(drain_timeout_s=0)
@@ -76,8 +79,16 @@ class LocalLauncher:
             running.replicas, limits_s, listener=self._listener, clock=self._clock, on_progress=self._on_progress
         ).wait()
 
+    def _start_mps(self, running: RunningStages) -> None:
+        """One daemon for all devices that have one."""
+        physical = [self._plan.physical_devices[position] for position in self._plan.mps_devices]
+        if any(set(spec.devices) & set(physical) for spec in self._specs):
+            running.mps = MpsDaemon({device: device_uuid(device) for device in physical})
+
     def _spawn(self, spec: StageSpec, running: RunningStages) -> None:
         environment, notes = stage_environment(spec, os.environ)
+        if running.mps is not None:
+            environment |= running.mps.client(spec.devices)
         for note in notes:
             log.info("%s: %s", spec.process, note)
         t_ns = self._clock()  # before, or a stage could be ready earlier than it was started

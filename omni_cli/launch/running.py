@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import cast
 
+from omni_cli.launch.mps import MpsDaemon
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.rings import Rings
 from omni_cli.launch.signals import deferred
@@ -40,6 +41,7 @@ class RunningStages:
     ) -> None:
         self._rings = rings
         self._processes: list[StageProcess] = []
+        self.mps: MpsDaemon | None = None  # ends after the processes
         self._drain_timeout_s = drain_timeout_s
         self._listener = listener
         self._clock = clock
@@ -81,6 +83,8 @@ class RunningStages:
     def abandon(self) -> None:
         """Kills, and removes the rings' names without looking into them: the last thing a hanging parent can do."""
         self.kill()
+        if self.mps is not None:
+            self.mps.kill()
         self._rings.unlink()
 
     @property
@@ -100,6 +104,8 @@ class RunningStages:
                 try:
                     self._descend(self._drain_timeout_s if drain_timeout_s is None else drain_timeout_s)
                 finally:
+                    if self.mps is not None:
+                        self.mps.stop()
                     self._live_slots = self._rings.remove()
                     atexit.unregister(self.stop)
 

@@ -16,6 +16,7 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
 from omni_cli.plan.memory import kv_plan, memory_problems, stage_memory
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
+from omni_cli.plan.mps import mps_devices
 from omni_cli.plan.placement import Placement, place
 from omni_cli.plan.tuning import max_batch, tuned, tuning_problems
 from stages.config import EdgeMode
@@ -46,11 +47,15 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
     problems += _setting_problems(graph, loaded)
     placements, misplaced = place(graph.stages, config.deploy, family, inventory)
     problems += misplaced
+    physical = tuple(device.physical for device in inventory.devices)
+    served = placements if family.has_weights and not misplaced else {}
+    mps, unshared = mps_devices(config.deploy.mps, served, physical, inventory.no_mps)
+    problems += unshared
     problems += _tuning_problems(graph, loaded, placements)
     model, found = _model(loaded, on_gpu=bool(placements) and all(p.replicas[0] for p in placements.values()))
     problems += found
     if not problems:
-        plan = _assemble(loaded, graph, placements, model, inventory)
+        plan = _assemble(loaded, graph, placements, model, inventory, mps)
         # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
         problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
         problems += memory_problems(plan, inventory)
@@ -173,7 +178,12 @@ class _Edges:
 
 
 def _assemble(
-    loaded: LoadedConfig, graph: Graph, placements: Mapping[str, Placement], model: ModelPlan, inventory: Inventory
+    loaded: LoadedConfig,
+    graph: Graph,
+    placements: Mapping[str, Placement],
+    model: ModelPlan,
+    inventory: Inventory,
+    mps: tuple[int, ...],
 ) -> ExecutionPlan:
     config, family = loaded.config, loaded.family
     settings = {name: config.deploy.stages.get(name, StageDeployConfig()) for name in graph.stages}
@@ -224,6 +234,7 @@ def _assemble(
         media=family.media,
         voices=family.voices(model.path) if family.voices is not None else (),
         physical_devices=tuple(device.physical for device in inventory.devices),
+        mps_devices=mps,
         drain_timeout_s=config.deploy.drain_timeout_s,
         image=family.image(model.path) if family.image is not None else None,
         options=loaded.options,

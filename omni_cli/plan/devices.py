@@ -4,9 +4,12 @@ A plan names devices by their position in this list; a child gets the physical i
 """
 
 import os
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+MPS_CONTROL = "nvidia-cuda-mps-control"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,10 +23,12 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """The visible devices in order. `note` says why there are none, or fewer than the machine has."""
+    """The visible devices in order. `note` says why there are none, or fewer than the machine has; `no_mps` why no MPS
+    daemon can be started."""
 
     devices: tuple[Device, ...] = ()
     note: str = ""
+    no_mps: str = ""
 
     @classmethod
     def imagined(cls, count: int) -> "Inventory":
@@ -49,7 +54,29 @@ def visible_devices(environ: Mapping[str, str] = os.environ, nvml: Callable[[], 
     except library.NVMLError as error:
         return Inventory(note=f"no GPU: NVML says {error}")
     try:
-        return _visible(library, environ.get("CUDA_VISIBLE_DEVICES"))
+        found = _visible(library, environ.get("CUDA_VISIBLE_DEVICES"))
+    finally:
+        library.nvmlShutdown()
+    return replace(found, no_mps=_mps_obstacle(environ))
+
+
+def _mps_obstacle(environ: Mapping[str, str]) -> str:
+    """Why no daemon of ours can be started here; empty if one can."""
+    if "CUDA_MPS_PIPE_DIRECTORY" in environ:
+        return "CUDA_MPS_PIPE_DIRECTORY is set, so that the processes are clients of a daemon that is not ours"
+    if shutil.which(MPS_CONTROL, path=environ.get("PATH")) is None:
+        return f"{MPS_CONTROL} is not on the PATH; it comes with NVIDIA's driver"
+    return ""
+
+
+def device_uuid(physical: str, nvml: Callable[[], Any] = _nvml) -> str:
+    """The UUID of a device that is named by its index or by its UUID."""
+    library = nvml()
+    library.nvmlInit()
+    try:
+        handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+        uuids = [_text(library.nvmlDeviceGetUUID(handle)) for handle in handles]
+        return _text(library.nvmlDeviceGetUUID(_handle(library, physical, handles, uuids)))
     finally:
         library.nvmlShutdown()
 

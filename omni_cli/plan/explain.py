@@ -67,6 +67,7 @@ def _defaults(kind: Any) -> Any:
 
 def _planned(plan: ExecutionPlan) -> Iterator[tuple[str, Any]]:
     yield "deploy.outputs", list(plan.outputs)
+    yield "deploy.mps", "on" if plan.mps_devices else "off"
     if plan.model.path:
         yield "model.path", plan.model.path
     yield "model.dtype", plan.model.dtype

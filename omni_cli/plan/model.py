@@ -90,7 +90,8 @@ class StagePlan(PlanModel):
 class ExecutionPlan(PlanModel):
     """The whole deployment. `stages` are in topological order; `outputs` maps each deployed final output to its stage.
 
-    `physical_devices` maps a position in the visible list to the id that a child's CUDA_VISIBLE_DEVICES gets.
+    `physical_devices` maps a position in the visible list to the id that a child's CUDA_VISIBLE_DEVICES gets; those
+    at the positions `mps_devices` get an MPS daemon.
     `image` says which pictures it draws (None: none).
     `options` are the deployment's defaults of the family's own options dataclass (None where it has none).
     """
@@ -104,6 +105,7 @@ class ExecutionPlan(PlanModel):
     media: tuple[str, ...]
     voices: tuple[str, ...]
     physical_devices: tuple[str, ...]
+    mps_devices: tuple[int, ...] = ()
     drain_timeout_s: float
     image: ImageContract | None = None
     options: Any = None

@@ -11,6 +11,7 @@ from stages.models.registry import FamilyContract, StageContract
 KEYS = tuple(field.name for field in dataclasses.fields(StageTuning))
 DEFAULT_MAX_BATCH = 8
 CHUNK_KEYS = ("first_chunk_frames", "chunk_frames")
+EXACT_KEYS = (*CHUNK_KEYS, "graphs")  # of no use to transformers' decoding
 
 
 def max_batch(contract: StageContract, setting: StageDeployConfig) -> int:
@@ -26,7 +27,7 @@ def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) 
     given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
     found = dataclasses.replace(contract.tuning, **given)
     if found.decode == "transformers":
-        found = dataclasses.replace(found, **dict.fromkeys(CHUNK_KEYS))
+        found = dataclasses.replace(found, **dict.fromkeys(EXACT_KEYS))
     if found.step_tokens is not None:
         found = dataclasses.replace(found, step_tokens=max(found.step_tokens, max_batch(contract, setting)))
     return found if on_gpu or found.graphs is None else dataclasses.replace(found, graphs=False)
@@ -55,12 +56,12 @@ def tuning_problems(
 
 def _chunk_problems(name: str, contract: StageContract, setting: StageDeployConfig) -> Iterator[Problem]:
     most = contract.max_units_a_row
-    for key in CHUNK_KEYS:
+    for key in EXACT_KEYS:
         value = getattr(setting, key)
         if value is None or getattr(contract.tuning, key) is None:
             continue
         if (setting.decode or contract.tuning.decode) == "transformers":
             message = f"has no effect with decode=transformers, whose chunks have {most} frames; leave it out"
             yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
-        elif most is not None and value > most:
+        elif key in CHUNK_KEYS and most is not None and value > most:
             yield Problem(key=f"deploy.stages.{name}.{key}", message=f"is {value}; at most {most} are decoded at once")

@@ -30,7 +30,7 @@ def _torch_attention(
         return _single(q, k_cache, v_cache, layout.block_tables, layout.kv_lengths, layout, scale)
     starts = layout.query_starts.tolist()
     lengths = layout.kv_lengths.tolist()
-    out = torch.empty_like(q)
+    out = torch.zeros_like(q) if layout.padded else torch.empty_like(q)
     singles = [row for row in range(len(lengths)) if starts[row + 1] - starts[row] == 1]
     for row, length in enumerate(lengths):
         begin, end = starts[row], starts[row + 1]

@@ -1,20 +1,24 @@
-"""A step of fixed shapes, as one CUDA graph per bucket of rows, captured before the stage is ready.
+"""A step of fixed shapes, as one CUDA graph per bucket of sizes, captured before the stage is ready.
 
-The step reads and writes buffers that stay where they are; who runs it fills the inputs of a bucket, and pads the rows
-that are left over. Without graphs the same step is run operation by operation. Knows no model and no requests.
+The step reads and writes buffers that stay where they are; who runs it fills the inputs of a bucket, and pads what is
+left over. Without graphs the same step is run operation by operation. Knows no model and no requests.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy.typing as npt
 import torch
 
 Inputs = TypeVar("Inputs")
 Outputs = TypeVar("Outputs")
+Size = tuple[int, ...]
 
 # Runs before the capture: the first compiles and chooses kernels, the second shows that nothing is left to be done.
 _WARM_UP_RUNS = 2
+_ALIGNED = 16  # bytes, of each buffer in a staging area
 
 
 def batch_buckets(max_rows: int) -> tuple[int, ...]:
@@ -24,10 +28,55 @@ def batch_buckets(max_rows: int) -> tuple[int, ...]:
 
 
 @dataclass(slots=True)
+class Paths:
+    """How often the current step was a replay of a graph, and how often it ran operation by operation."""
+
+    replays: int = 0
+    eager: int = 0
+
+    def take(self) -> tuple[tuple[str, int], ...]:
+        """The counts, for the step event; from now on those of the next step."""
+        found = (("graph_replays", self.replays), ("eager_runs", self.eager))
+        self.replays = self.eager = 0
+        return found
+
+
+class Staging:
+    """Named buffers of fixed shapes on a device, and their twins on the host: filled there, sent in one copy."""
+
+    def __init__(self, buffers: Mapping[str, tuple[torch.dtype, Size]], device: torch.device) -> None:
+        places, total = {}, 0
+        for name, (dtype, shape) in buffers.items():
+            places[name] = slice(total, total + math.prod(shape) * dtype.itemsize)
+            total = -(-places[name].stop // _ALIGNED) * _ALIGNED
+        self._device = torch.zeros(total, dtype=torch.uint8, device=device)
+        self._host = torch.zeros(total, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        self._sent: Any = torch.cuda.Event() if device.type == "cuda" else None
+
+        def views(memory: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {name: memory[places[name]].view(dtype).view(shape) for name, (dtype, shape) in buffers.items()}
+
+        self.tensors: Mapping[str, torch.Tensor] = views(self._device)
+        self._arrays = {name: twin.numpy() for name, twin in views(self._host).items()}
+
+    def arrays(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The host's buffers, once they may be written again. They keep what was sent last."""
+        if self._sent is not None:
+            self._sent.synchronize()
+        return self._arrays
+
+    def send(self) -> None:
+        """To the device, on the current stream; does not wait."""
+        self._device.copy_(self._host, non_blocking=True)
+        if self._sent is not None:
+            self._sent.record()
+
+
+@dataclass(slots=True)
 class Bucket(Generic[Inputs, Outputs]):
     """The buffers of one bucket. `outputs` hold what the last run left, until the next run of any bucket."""
 
-    rows: int
+    size: Size
     inputs: Inputs
     outputs: Outputs | None = None
     graph: Any = None
@@ -36,35 +85,32 @@ class Bucket(Generic[Inputs, Outputs]):
 class BucketGraphs(Generic[Inputs, Outputs]):
     """`step` for each of `buckets`. It must neither synchronise nor read values back, and allocate by torch alone.
 
-    `inputs(rows)` makes the input buffers of a bucket, filled so that a step over them is sound.
+    `inputs(size)` makes the input buffers of a bucket, filled so that a step over them is sound. `paths` counts runs.
     """
 
     def __init__(
         self,
         step: Callable[[Inputs], Outputs],
-        inputs: Callable[[int], Inputs],
+        inputs: Callable[[Size], Inputs],
         *,
-        buckets: Sequence[int],
+        buckets: Iterable[Size],
         device: torch.device,
-        graphs: bool,
+        paths: Paths,
     ) -> None:
         self._step = step
-        self._buckets = [Bucket[Inputs, Outputs](rows, inputs(rows)) for rows in sorted(buckets)]
+        sizes = sorted(set(buckets), key=lambda size: (math.prod(size), size))
+        self._buckets = [Bucket[Inputs, Outputs](size, inputs(size)) for size in sizes]
         self._device = device
-        self._graphs = graphs and device.type == "cuda"
-        self.replays = 0
-        self.eager_runs = 0
+        self._paths = paths
 
     @property
     def captured(self) -> bool:
         """Whether runs are replays of graphs."""
-        return self._graphs and all(bucket.graph is not None for bucket in self._buckets)
+        return bool(self._buckets) and all(bucket.graph is not None for bucket in self._buckets)
 
     def capture(self) -> None:
-        """Captures every bucket, the largest first, into one memory pool; without graphs, runs each once."""
-        if not self._graphs:
-            for bucket in self._buckets:
-                bucket.outputs = self._step(bucket.inputs)
+        """Captures every bucket, the largest first, into one memory pool; without a GPU, does nothing."""
+        if self._device.type != "cuda":
             return
         pool = torch.cuda.graph_pool_handle()
         stream = torch.cuda.Stream(self._device)
@@ -78,23 +124,24 @@ class BucketGraphs(Generic[Inputs, Outputs]):
             with torch.cuda.graph(graph, pool=pool, stream=stream):
                 bucket.outputs = self._step(bucket.inputs)
             bucket.graph = graph
+        for bucket in self._buckets:
+            bucket.graph.replay()  # the first one takes longer: the graph goes to the device
         torch.cuda.current_stream(self._device).wait_stream(stream)
 
-    def bucket(self, rows: int) -> Bucket[Inputs, Outputs]:
-        """The smallest bucket that holds `rows`. Raises ValueError if none does."""
+    def find(self, *needed: int) -> Bucket[Inputs, Outputs] | None:
+        """The smallest bucket that holds a step of this size, if any does."""
         for bucket in self._buckets:
-            if bucket.rows >= rows:
+            if all(room >= count for room, count in zip(bucket.size, needed, strict=True)):
                 return bucket
-        raise ValueError(f"a step of {rows} rows was asked for, the largest bucket holds {self._buckets[-1].rows}")
+        return None
 
     def run(self, bucket: Bucket[Inputs, Outputs]) -> Outputs:
         """One step over the bucket's inputs, on the current stream; returns its outputs without waiting for them."""
         if bucket.graph is None:
-            self.eager_runs += 1
-            bucket.outputs = self._step(bucket.inputs)
-        else:
-            self.replays += 1
-            bucket.graph.replay()
+            self._paths.eager += 1
+            return self._step(bucket.inputs)
+        self._paths.replays += 1
+        bucket.graph.replay()
         if bucket.outputs is None:
-            raise RuntimeError("a bucket was run before it was captured")
+            raise RuntimeError("a bucket has a graph without outputs")
         return bucket.outputs

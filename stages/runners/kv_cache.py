@@ -21,8 +21,8 @@ class StepLayout:
 
     `slots` [T] int64 is where each token's key and value go, block * block_tokens + offset. `query_starts` [R + 1]
     int32; `kv_lengths` [R] int32, the tokens of each row's sequence once this step's are written; `block_tables`
-    [R, blocks] int32, padded with any valid block; `max_query`, the most tokens of a row. `memo` is for an
-    implementation to keep what is the same in every layer.
+    [R, blocks] int32, padded with any valid block; `max_query`, the most tokens of a row. `padded`: the last tokens may
+    belong to no row. `memo` is for an implementation to keep what is the same in every layer.
     """
 
     slots: torch.Tensor
@@ -30,7 +30,19 @@ class StepLayout:
     kv_lengths: torch.Tensor
     block_tables: torch.Tensor
     max_query: int
+    padded: bool = False
     memo: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def to(self, device: torch.device) -> "StepLayout":
+        """The same layout there."""
+        return StepLayout(
+            slots=self.slots.to(device),
+            query_starts=self.query_starts.to(device),
+            kv_lengths=self.kv_lengths.to(device),
+            block_tables=self.block_tables.to(device),
+            max_query=self.max_query,
+            padded=self.padded,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +123,8 @@ class BlockTables:
         if row is not None:
             self._free.append(row)
 
-    def layout(self, spans: Sequence[Span], device: torch.device) -> StepLayout:
-        """The layout of a step over `spans`, in this order.
+    def layout(self, spans: Sequence[Span]) -> StepLayout:
+        """The layout of a step over `spans`, in this order, on the CPU.
 
         Raises ValueError for a row that reaches beyond the blocks of its request.
         """
@@ -131,10 +143,10 @@ class BlockTables:
         blocks = tables[owners, positions // self._block_tokens].astype(np.int64)
         slots = blocks * self._block_tokens + positions % self._block_tokens
         return StepLayout(
-            slots=torch.from_numpy(slots).to(device),
-            query_starts=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)).to(device),
-            kv_lengths=torch.from_numpy(lengths.astype(np.int32)).to(device),
-            block_tables=torch.from_numpy(tables).to(device),
+            slots=torch.from_numpy(slots),
+            query_starts=torch.from_numpy(np.concatenate(([0], ends)).astype(np.int32)),
+            kv_lengths=torch.from_numpy(lengths.astype(np.int32)),
+            block_tables=torch.from_numpy(tables),
             max_query=longest,
         )
 

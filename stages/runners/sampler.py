@@ -35,13 +35,22 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingStep:
-    """One step's rows, on the device: `slots` [R] int64, `numbers` [R] float64 (empty where nothing is drawn),
-    `no_end` [R] bool (empty where every row may end)."""
+    """One step's rows: `slots` [R] int64, `numbers` [R] float64 (empty where nothing is drawn), `no_end` [R] bool
+    (empty where every row may end)."""
 
     work: Work
     slots: torch.Tensor
     numbers: torch.Tensor
     no_end: torch.Tensor
+
+    def to(self, device: torch.device) -> "SamplingStep":
+        """There, without waiting for what the device is at: the step's own pass may be under way."""
+        return SamplingStep(
+            work=self.work,
+            slots=self.slots.to(device, non_blocking=True),
+            numbers=self.numbers.to(device, non_blocking=True),
+            no_end=self.no_end.to(device, non_blocking=True),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,19 +136,28 @@ class Sampler:
         del self._open[slot]
 
     def prepare(self, rows: Sequence[tuple[int, int]]) -> SamplingStep:
-        """The step of `rows`, (slot, position) each; `position` is how many tokens the request has drawn before."""
+        """The step of `rows`, (slot, position) each, on the CPU; `position` is how many tokens the request has drawn
+        before."""
         work, no_end = self._work(rows)
         numbers = uniforms([(self._open[slot].key, position) for slot, position in rows])[:, 0] if work.draw else None
         return SamplingStep(
             work=work,
-            slots=torch.tensor([slot for slot, _ in rows], dtype=torch.int64).to(self._device),
-            numbers=torch.from_numpy(np.empty(0) if numbers is None else numbers).to(self._device),
-            no_end=torch.tensor(no_end if work.ends else [], dtype=torch.bool).to(self._device),
+            slots=torch.tensor([slot for slot, _ in rows], dtype=torch.int64),
+            numbers=torch.from_numpy(np.empty(0) if numbers is None else numbers),
+            no_end=torch.tensor(no_end if work.ends else [], dtype=torch.bool),
+        )
+
+    def all_work(self) -> Work:
+        """What does for every step without log probabilities, whatever its rows ask for: a graph can have it."""
+        self._make_counts()
+        self._make_bias()
+        return Work(
+            draw=True, filters=True, widest=self.vocabulary, penalties=True, bias=True, ends=len(self._ends) > 0
         )
 
     def __call__(self, logits: torch.Tensor, step: SamplingStep) -> Drawn:
         """Tokens for `logits` [R, vocabulary] of the step's rows; counts them for the penalties."""
-        work = step.work
+        work, step = step.work, step.to(self._device)
         params = self._params[step.slots]
         scores = self._penalised(logits.float(), step, params)
         tokens = scores.argmax(-1)
@@ -152,7 +170,8 @@ class Sampler:
                 )
             tokens = torch.where(hot, pick(scores, step.numbers), tokens)
         if work.penalties and self._counts is not None:
-            self._counts.index_put_((step.slots, tokens), self._counts.new_ones(1), accumulate=True)
+            places = step.slots * self.vocabulary + tokens
+            self._counts.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
         return _with_logprobs(logits, tokens, work.logprobs)
 
     def _penalised(self, scores: torch.Tensor, step: SamplingStep, params: torch.Tensor) -> torch.Tensor:
@@ -205,23 +224,30 @@ class Sampler:
         return work, no_end
 
     def _count(self, slot: int, prompt: Sequence[int], generated: Sequence[int]) -> None:
+        counts, prompts = self._make_counts()
+        prompts[slot] = False
+        prompts[slot, torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = True
+        drawn = torch.tensor(list(generated), dtype=torch.int64, device=self._device)
+        counts[slot] = torch.bincount(drawn, minlength=self.vocabulary).int()
+
+    def _make_counts(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self._counts is None or self._prompts is None:
             shape = (self._slots, self.vocabulary)
             self._counts = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self._prompts = torch.zeros(shape, dtype=torch.bool, device=self._device)
-        self._prompts[slot] = False
-        self._prompts[slot, torch.tensor(list(prompt), dtype=torch.int64, device=self._device)] = True
-        drawn = torch.tensor(list(generated), dtype=torch.int64, device=self._device)
-        self._counts[slot] = torch.bincount(drawn, minlength=self.vocabulary).int()
+        return self._counts, self._prompts
 
     def _set_bias(self, slot: int, params: SamplingParams, held_ids: Sequence[int]) -> None:
-        if self._bias is None:
-            self._bias = torch.zeros(self._slots, self.vocabulary, device=self._device)
         row = torch.zeros(self.vocabulary)
         for token, bias in params.logit_bias:
             row[token] = bias
         row[list(held_ids)] = _NEVER
-        self._bias[slot] = row.to(self._device)
+        self._make_bias()[slot] = row.to(self._device)
+
+    def _make_bias(self) -> torch.Tensor:
+        if self._bias is None:
+            self._bias = torch.zeros(self._slots, self.vocabulary, device=self._device)
+        return self._bias
 
 
 def filtered(

@@ -257,13 +257,14 @@ def paged_attention(
     """Attention [T, heads, dim] of the packed queries q [T, heads, dim], contiguous, over caches [blocks, block_tokens,
     kv_heads, dim] that hold this step's tokens already; dim is a power of two, 16 at least.
 
-    A row of kv length 0 is padding: if it has one token, that comes out as zeros. Softmax in float32.
+    A row of kv length 0 is padding: if it has one token, that comes out as zeros; so do tokens of a padded layout that
+    belong to no row. Softmax in float32.
     """
     _, heads, dim = q.shape
     _, tokens, kv_heads, _ = k_cache.shape
     rows, width = layout.block_tables.shape
     group = heads // kv_heads
-    out = torch.empty_like(q)
+    out = torch.zeros_like(q) if layout.padded else torch.empty_like(q)
     # Rows of one token among others of a few: not worth launches of their own.
     whole = rows == 1 or layout.max_query <= _FEW
     if layout.max_query > 1:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from stages.runners.graphs import Paths
+
 LEFT_CONTEXT_FRAMES = 25
 
 
@@ -40,10 +42,15 @@ class ChunkedDecoder:
         self._module = module
         self._device = device
         self._samples_per_frame = int(module.total_upsample)
+        self.paths = Paths()
+
+    def capture(self) -> None:
+        """Its windows have any length: no graphs."""
 
     def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]:
         """The samples of each piece, float32 on the CPU."""
         contexts = [_context(piece) for piece in pieces]
+        self.paths.eager += len(pieces)
         waves = [self._chunk(piece, context) for piece, context in zip(pieces, contexts, strict=True)]
         return waves, DecodeCounts(frames=sum(p.end - p.start for p in pieces), context=sum(contexts))
 

@@ -4,28 +4,64 @@ Keeps one state a request on the device and pads the pieces of a step to one len
 a sample by more than the rounding of another batch shape does.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from stages.models.qwen3_omni.code2wav import DecodeCounts, Piece
 from stages.models.qwen3_omni.code2wav_stream import Code2WavStream
+from stages.runners.graphs import BucketGraphs, Paths, Size, Staging
+
+Advanced = tuple[torch.Tensor, torch.Tensor]  # samples [rows, n] and states [rows, state_size]
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """The buffers of a forward call; `states` is None where all rows begin."""
+
+    staging: Staging
+    states: torch.Tensor | None
 
 
 class ExactDecoder:
     """On a GPU two forward calls a step at most: one for the requests that begin, one for those that go on.
 
     On a CPU a row a call, unless `batched` says otherwise: one row keeps it busy and stays in its caches (16 rows of
-    the tiny model at once take 2 to 4 times as long as one by one).
+    the tiny model at once take 2 to 4 times as long as one by one). `first` and `later` are the (rows, frames) of calls
+    that run in buffers of their own, as CUDA graphs on a GPU.
     """
 
-    def __init__(self, module: Any, *, device: torch.device, batched: bool | None = None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        *,
+        device: torch.device,
+        batched: bool | None = None,
+        first: Iterable[Size] = (),
+        later: Iterable[Size] = (),
+    ) -> None:
         self._stream = Code2WavStream(module)
         self._device = device
         self._batched = device.type != "cpu" if batched is None else batched
+        self._groups = int(module.config.num_quantizers)
         dtype = module.code_embedding.weight.dtype
         self._states = StateTable(self._stream.state_size, dtype=dtype, device=device)
+        self.paths = Paths()
+
+        def buckets(sizes: Iterable[Size], *, begins: bool) -> BucketGraphs[_Inputs, Advanced]:
+            def inputs(size: Size) -> _Inputs:
+                states = None if begins else torch.zeros(size[0], self._stream.state_size, dtype=dtype, device=device)
+                return _Inputs(self._staging(*size), states)
+
+            return BucketGraphs(self._advance, inputs, buckets=sizes, device=device, paths=self.paths)
+
+        self._graphs = {True: buckets(first, begins=True), False: buckets(later, begins=False)}
+
+    def capture(self) -> None:
+        for graphs in self._graphs.values():
+            graphs.capture()
 
     def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]:
         """The samples that each piece completes, float32 on the CPU.
@@ -34,13 +70,11 @@ class ExactDecoder:
         for a piece from the middle of an unknown request.
         """
         waves: dict[int, torch.Tensor] = {}
-        padding = 0
+        computed = 0
         for batch in self._batches(pieces):
-            waves.update(self._forward(batch, begins=batch[0].start == 0))
-            longest = max(piece.end - piece.start for piece in batch)
-            padding += sum(longest - (piece.end - piece.start) for piece in batch)
+            computed += self._forward(batch, waves, begins=batch[0].start == 0)
         frames = sum(piece.end - piece.start for piece in pieces)
-        return [waves[piece.uid] for piece in pieces], DecodeCounts(frames=frames, padding=padding)
+        return [waves[piece.uid] for piece in pieces], DecodeCounts(frames=frames, padding=computed - frames)
 
     def forget(self, uid: int) -> None:
         """Drops a request's state, if it has one."""
@@ -55,24 +89,55 @@ class ExactDecoder:
             if batch := [piece for piece in pieces if (piece.start == 0) == begins]:
                 yield batch
 
-    def _forward(self, batch: Sequence[Piece], *, begins: bool) -> dict[int, torch.Tensor]:
+    def _forward(self, batch: Sequence[Piece], waves: dict[int, torch.Tensor], *, begins: bool) -> int:
+        """Puts the samples into `waves`; returns the frames that went through the network, padding included."""
         lengths = [piece.end - piece.start for piece in batch]
-        codes = torch.zeros(len(batch), batch[0].codes.shape[1], max(lengths), dtype=torch.int64)
-        for row, piece, length in zip(codes, batch, lengths, strict=True):
-            row[:, :length] = piece.codes[piece.start : piece.end].T
         uids = [piece.uid for piece in batch]
-        samples, states = self._stream(
-            codes.to(self._device),
-            torch.tensor(lengths, device=self._device),
-            torch.tensor([piece.start for piece in batch], device=self._device),
-            None if begins else self._states.read(uids),
+        graphs = self._graphs[begins]
+        bucket = graphs.find(len(batch), max(lengths))
+        if bucket is None:
+            self.paths.eager += 1
+            states = None if begins else self._states.read(uids)
+            inputs = _Inputs(self._staging(len(batch), max(lengths)), states)
+            self._fill(inputs.staging, batch, lengths)
+            samples, after = self._advance(inputs)
+        else:
+            inputs = bucket.inputs
+            self._fill(inputs.staging, batch, lengths)
+            if inputs.states is not None:
+                inputs.states[: len(batch)] = self._states.read(uids)
+            samples, after = graphs.run(bucket)
+        self._states.write(uids, after[: len(batch)])
+        rows = samples[: len(batch)].float().cpu()
+        for uid, row, length in zip(uids, rows, lengths, strict=True):
+            waves[uid] = row[: self._stream.samples(length, begins=begins)]
+        rows_computed, _, frames = inputs.staging.tensors["codes"].shape
+        return int(rows_computed * frames)
+
+    def _advance(self, given: _Inputs) -> Advanced:
+        at = given.staging.tensors
+        return self._stream(at["codes"], at["frames"], at["starts"], given.states)
+
+    def _staging(self, rows: int, frames: int) -> Staging:
+        return Staging(
+            {
+                "codes": (torch.int64, (rows, self._groups, frames)),
+                "frames": (torch.int64, (rows,)),
+                "starts": (torch.int64, (rows,)),
+            },
+            self._device,
         )
-        self._states.write(uids, states)
-        rows = samples.float().cpu()
-        return {
-            uid: row[: self._stream.samples(length, begins=begins)]
-            for uid, row, length in zip(uids, rows, lengths, strict=True)
-        }
+
+    @staticmethod
+    def _fill(staging: Staging, batch: Sequence[Piece], lengths: Sequence[int]) -> None:
+        """Behind the pieces there are rows without a frame; what codes they have does not matter."""
+        arrays = staging.arrays()
+        for row, piece, length in zip(arrays["codes"], batch, lengths, strict=False):
+            row[:, :length] = piece.codes[piece.start : piece.end].T
+        arrays["frames"][:] = 0
+        arrays["frames"][: len(batch)] = lengths
+        arrays["starts"][: len(batch)] = [piece.start for piece in batch]
+        staging.send()
 
 
 class StateTable:

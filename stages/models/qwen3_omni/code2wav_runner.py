@@ -6,26 +6,46 @@ from typing import Any, Protocol, cast
 
 import torch
 
+from stages.config import StageSpec
 from stages.errors import StageError, describe
 from stages.events import FinishReason
 from stages.messages import StageRequest
 from stages.models.qwen3_omni.code2wav import ChunkedDecoder, DecodeCounts, Piece
 from stages.models.qwen3_omni.code2wav_exact import ExactDecoder
-from stages.models.qwen3_omni.contract import SAMPLE_RATE_HZ
+from stages.models.qwen3_omni.contract import CHUNK_FRAMES, SAMPLE_RATE_HZ
 from stages.models.qwen3_omni.modules import Source, code2wav_module
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.payload import Payload
 from stages.runners.base import Output, RowResult
+from stages.runners.graphs import Paths, Size, batch_buckets
 from stages.runners.tensors import from_payload, to_payload
 from stages.schedulers.base import Row
+from stages.schedulers.chunks import Chunking
 
 
 class Decoder(Protocol):
-    """Turns the next frames of several requests into samples; holds what it needs of each between its pieces."""
+    """Turns the next frames of several requests into samples; holds what it needs of each between its pieces. `paths`
+    counts its forward calls."""
+
+    paths: Paths
+
+    def capture(self) -> None: ...
 
     def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]: ...
 
     def forget(self, uid: int) -> None: ...
+
+
+def chunk_buckets(spec: StageSpec) -> tuple[list[Size], list[Size]]:
+    """(rows, frames) of the scheduler's usual steps: of requests that begin, and of those that go on."""
+    tuning = spec.tuning
+    chunking = Chunking(first=tuning.first_chunk_frames or 1, then=tuning.chunk_frames or 1, most=CHUNK_FRAMES)
+    budget = max(spec.max_batch * chunking.later_sizes[0], chunking.most)
+
+    def sizes(frames: Sequence[int]) -> list[Size]:
+        return [(rows, size) for size in frames for rows in batch_buckets(max(1, min(spec.max_batch, budget // size)))]
+
+    return sizes(chunking.first_sizes[:2]), sizes(chunking.later_sizes)
 
 
 @dataclass(slots=True)
@@ -45,8 +65,13 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
 
     def _load(self, config: Any, source: Source) -> int:
         module, held = code2wav_module(config, source)
-        kind = ChunkedDecoder if self._spec.tuning.decode == "transformers" else ExactDecoder
-        self._decoder: Decoder = kind(module, device=source.device)
+        self._decoder: Decoder
+        if self._spec.tuning.decode == "transformers":
+            self._decoder = ChunkedDecoder(module, device=source.device)
+        else:
+            captured = source.device.type == "cuda" and bool(self._spec.tuning.graphs)
+            first, later = chunk_buckets(self._spec) if captured else ((), ())
+            self._decoder = ExactDecoder(module, device=source.device, first=first, later=later)
         self._groups = int(config.code2wav_config.num_quantizers)
         self._codebook = int(config.code2wav_config.codebook_size)
         return held
@@ -56,6 +81,7 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
         first, then = tuning.first_chunk_frames or 1, tuning.chunk_frames or 1
         codes = torch.zeros(first + then, self._groups, dtype=torch.int32)
         with torch.inference_mode():
+            self._decoder.capture()
             for start, end in ((0, first), (first, first + then)):
                 self._decoder.decode([Piece(uid=-1, codes=codes, start=start, end=end)])
         self._decoder.forget(-1)
@@ -65,16 +91,18 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
         super().end(uid)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
-        """`frames_computed` of requests, `context_rows` decoded once more, `padding_frames` for nobody."""
+        """`frames_computed` of requests, `context_rows` decoded again, `padding_frames` for nobody; and the paths."""
         counts = self._counts
         return (
             ("frames_computed", counts.frames),
             ("context_rows", counts.context),
             ("padding_frames", counts.padding),
+            *((name, count) for name, count in self._decoder.paths.take() if count),
         )
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         self._counts = DecodeCounts()
+        self._decoder.paths.take()
         results: dict[int, RowResult] = {}
         pieces: list[Piece] = []
         for row in rows:

@@ -124,7 +124,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 inputs={"talker": InputContract(modes=("incremental", "complete"))},
                 outputs=("audio",),
                 max_units_a_row=CHUNK_FRAMES,
-                tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact"),
+                tuning=StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", graphs=True),
             ),
         },
         media=("image", "audio", "video"),

@@ -7,25 +7,33 @@ the stage's business; when, the scheduler's.
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
 from stages.errors import StageError, describe
 from stages.models.qwen3_omni.modules import Source
+from stages.models.qwen3_omni.packed_steps import Buckets
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES
 from stages.runners.base import RowResult
-from stages.runners.graphs import BucketGraphs
+from stages.runners.graphs import Paths
 from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout, block_bytes
 from stages.runners.sampler import Sampler
 from stages.schedulers.base import KVCapacity, Row
 
 State = TypeVar("State")
 
+
+class Steps(Protocol):
+    """The stage's forward calls."""
+
+    @property
+    def paths(self) -> Paths: ...
+
+
 _BLOCK_TOKENS = 16
-# What a cache may take on a CPU, where memory is shared with everything else; pages are real once they are written.
-# Device memory that is left for a step's own tensors and the kernels' work spaces.
+_STEP_TOKENS = 2048
 
 
 def ends(rows: Sequence[Row]) -> list[int]:
@@ -66,9 +74,8 @@ class PackedRunner(StageRunner[State]):
     _tables: BlockTables
     _slots: Slots
     _sampler: Sampler
+    _steps: Steps
     _most_blocks: int
-    _captured: BucketGraphs[Any, Any] | None = None
-    _replays_before = 0
 
     def _open_cache(self, decoder: Any, source: Source, *, context: int) -> None:
         """`decoder` is its configuration; `context` the most tokens of a sequence."""
@@ -99,21 +106,28 @@ class PackedRunner(StageRunner[State]):
         # The longest sequence's blocks; a step of a fixed size has room for as many in each row.
         self._most_blocks = min(blocks, -(-context // tokens))
 
+    def _buckets(self) -> Buckets:
+        """The steps that are captured as graphs: none without a GPU."""
+        tuning = self._spec.tuning
+        if self._device.type != "cuda" or not tuning.graphs:
+            return Buckets()
+        return Buckets.of(self._spec.max_batch, tuning.step_tokens or _STEP_TOKENS, self._most_blocks)
+
     def _room(self, device: torch.device) -> int:
         """Bytes that the cache may take."""
         if device.type != "cuda":
             return CPU_KV_BYTES
         total = int(torch.cuda.get_device_properties(device).total_memory)
         held = int(torch.cuda.memory_reserved(device))
-        return int(total * self._spec.memory_fraction) - held - KV_HEADROOM_BYTES
+        free, _ = torch.cuda.mem_get_info(device)
+        return min(int(total * self._spec.memory_fraction) - held, int(free)) - KV_HEADROOM_BYTES
 
     def kv_capacity(self) -> KVCapacity | None:
         return KVCapacity(blocks=self._cache.blocks, block_tokens=self._cache.block_tokens)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
-        """`graph_replays` of the last step, if it was captured."""
-        replays = 0 if self._captured is None else self._captured.replays - self._replays_before
-        return (("graph_replays", replays),) if replays else ()
+        """`graph_replays` and `eager_runs` of the last step's forward calls."""
+        return tuple((name, count) for name, count in self._steps.paths.take() if count)
 
     def preempt(self, uids: tuple[int, ...]) -> None:
         for uid in uids:
@@ -132,8 +146,7 @@ class PackedRunner(StageRunner[State]):
             self._sampler.close(slot)
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
-        if self._captured is not None:
-            self._replays_before = self._captured.replays
+        self._steps.paths.take()
         with torch.inference_mode():
             results: dict[int, RowResult] = {}
             ready = []
@@ -153,7 +166,7 @@ class PackedRunner(StageRunner[State]):
             return tuple(results[row.uid] for row in rows)
 
     def _layout(self, rows: Sequence[Row]) -> StepLayout:
-        return self._tables.layout([Span(row.uid, row.start, row.tokens) for row in rows], self._device)
+        return self._tables.layout([Span(row.uid, row.start, row.tokens) for row in rows])
 
     @abstractmethod
     def _prepare(self, row: Row, state: State) -> RowResult | None:

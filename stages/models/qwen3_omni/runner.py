@@ -7,8 +7,11 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from stages.config import StageSpec
+from stages.errors import StageError
 from stages.messages import StageRequest
 from stages.models.qwen3_omni.modules import Source, read_config
+from stages.models.qwen3_omni.sizes import stage_memory
+from stages.models.registry import KV_HEADROOM_BYTES
 from stages.payload import Payload
 from stages.runners.base import RowResult
 from stages.schedulers.base import KVCapacity, Row
@@ -32,6 +35,7 @@ class StageRunner(ABC, Generic[State]):
             torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
             # TF32 is on by default in convolutions; float32 is to be float32.
             torch.backends.cudnn.allow_tf32 = False
+            self._check_memory(device)
         config = read_config(self._folder)
         dtype: torch.dtype = getattr(torch, spec.model.dtype)
         source = Source(folder=self._folder, device=device, dtype=dtype, dummy=spec.model.load_format == "dummy")
@@ -41,6 +45,18 @@ class StageRunner(ABC, Generic[State]):
             ("dtype", str(dtype).removeprefix("torch.")),
             ("weight_bytes", str(held)),
         )
+
+    def _check_memory(self, device: torch.device) -> None:
+        """StageError if the device has less left than the stage's weights and a step take, whoever has the rest."""
+        spec = self._spec
+        need = stage_memory(spec.model.path, spec.stage, spec.model.dtype).weight_bytes + KV_HEADROOM_BYTES
+        free, total = torch.cuda.mem_get_info(device)
+        if need > free:
+            raise StageError(
+                f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "
+                f"{','.join(spec.devices)} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: end what else runs "
+                f"on it, or choose another with deploy.stages.{spec.stage}.devices"
+            )
 
     def begin(self, request: StageRequest) -> None:
         self._states[request.uid] = self._open(request)

@@ -86,6 +86,21 @@ class Talker:
         embeds += [table(codes[:, group + 1]) for group, table in enumerate(self.predictor.embeddings)]
         return torch.stack(embeds, dim=1).sum(1) + self._table[text]
 
+    def embeds(self, tokens: int) -> torch.Tensor:
+        """A buffer [tokens, hidden] for embeddings."""
+        return self._table.new_zeros(tokens, self._table.shape[-1])
+
+    def prefill(
+        self,
+        embeds: torch.Tensor,
+        positions: torch.Tensor,
+        layout: StepLayout,
+        places: torch.Tensor,
+        slots: torch.Tensor,
+    ) -> torch.Tensor:
+        """Logits [len(places), codec vocabulary] after the tokens at `places`, whose hidden states `slots` keep."""
+        return self.logits(self.hidden(embeds, positions, layout)[places], slots)
+
     def hidden(self, embeds: torch.Tensor, positions: torch.Tensor, layout: StepLayout) -> torch.Tensor:
         """Hidden states [T, hidden] of packed `embeds` [T, hidden] at `positions` [3, T]."""
         return self._decoder(embeds[None], positions[:, None], PagedStep(self._cache, layout))[0]

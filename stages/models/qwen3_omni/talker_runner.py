@@ -11,15 +11,14 @@ import torch
 from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
 from stages.messages import Sampling, StageRequest
-from stages.models.qwen3_omni.decode_graphs import TalkerGraphs
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
 from stages.models.qwen3_omni.modules import Source, talker_module, thinker_embedding
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
+from stages.models.qwen3_omni.packed_steps import TalkerSteps
 from stages.models.qwen3_omni.talker import Talker
 from stages.models.qwen3_omni.talker_prompt import SpokenText, TalkerInputs, TalkerPrompt
 from stages.payload import Payload
 from stages.runners.base import Emission, RowResult
-from stages.runners.kv_cache import StepLayout
 from stages.runners.sampler import Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams, uniforms
 from stages.runners.tensors import array_payload, read_all, to_payload
@@ -58,7 +57,8 @@ class TalkerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameInputs:
-    """The rows of a step that complete a frame: its first codes, the text spoken with them, and how they are drawn."""
+    """The rows of a step that complete a frame: its first codes, the text spoken with them, and how they are drawn. On
+    the CPU."""
 
     first: torch.Tensor
     text: torch.Tensor
@@ -69,6 +69,8 @@ class FrameInputs:
 
 class TalkerRunner(PackedRunner[TalkerRequest]):
     """`ModelRunner` of the talker. Its units are its own tokens; the last of them yields no frame."""
+
+    _steps: TalkerSteps
 
     def _load(self, config: Any, source: Source) -> int:
         module, held = talker_module(config, source)
@@ -83,18 +85,13 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         slots, codes = self._spec.max_batch, int(decoder.vocab_size)
         self._sampler = Sampler(
             codes,
-            slots,
+            slots + 1,
             device=source.device,
             suppressed=[code for code in range(codes - _SPECIAL_CODES, codes) if code != self._end_code],
             end_tokens=(self._end_code,),
         )
         self._talker = Talker(module, table, self._cache, config, slots=slots, predictor=CODE_PREDICTOR)
-        self._graphs = None
-        if source.device.type == "cuda" and self._spec.tuning.graphs:
-            self._graphs = TalkerGraphs(
-                self._talker, self._cache, rows=slots, blocks=self._most_blocks, spare=slots, graphs=True
-            )
-            self._captured = self._graphs.graphs
+        self._steps = TalkerSteps(self._talker, self._sampler, self._cache, self._buckets(), spare=slots)
         self._defaults = sampling_defaults(self._folder, "talker")
         return held + int(table.numel() * table.element_size())
 
@@ -102,18 +99,16 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         config = self._config
         prompt = [config.im_start_token_id, config.user_token_id, config.im_end_token_id]
         header = [config.im_start_token_id, config.assistant_token_id, config.im_end_token_id]
-        self.begin(
-            StageRequest(uid=-1, seed=0, inputs=("thinker",), consumers=(), outputs=(), sampling=Sampling(max_tokens=9))
-        )
+        sampling = Sampling(max_tokens=9, ignore_eos=True)
+        self.begin(StageRequest(uid=-1, seed=0, inputs=("thinker",), consumers=(), outputs=(), sampling=sampling))
         ids = torch.tensor(prompt + header), torch.tensor([config.im_end_token_id] * 3)
         tensors = (to_payload("prompt_ids", ids[0]), to_payload("generated_ids", ids[1]))
         self.feed(-1, "thinker", Payload(tensors=tensors), True)
         tokens = self.prompt_tokens(-1)
         blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
+        with torch.inference_mode():
+            self._steps.capture()
         self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
-        if self._graphs is not None:
-            with torch.inference_mode():
-                self._graphs.graphs.capture()
         self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
         self.end(-1)
 
@@ -192,34 +187,55 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         return None
 
     def _step(self, rows: list[Row]) -> list[RowResult]:
-        layout = self._layout(rows)
+        """Rows that go on by a frame in one call, those with parts of prompts in another."""
+        single = [row for row in rows if row.tokens == 1 and row.units and self._states[row.uid].tokens]
+        others = [row for row in rows if row not in single]
+        found = [*(self._decode(single) if single else ()), *(self._prefill(others) if others else ())]
+        results = {result.uid: result for result in found}
+        return [results[row.uid] for row in rows]
+
+    def _decode(self, rows: Sequence[Row]) -> list[RowResult]:
+        frames = self._frame_inputs(rows)
+        positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
+        tokens, codes = self._steps.decode(
+            frames.first,
+            frames.text,
+            frames.slots,
+            positions,
+            self._layout(rows),
+            frames.numbers,
+            frames.greedy,
+            self._sampling(rows),
+        )
+        return self._results(rows, rows, self._read(rows, tokens, codes), len(rows))
+
+    def _prefill(self, rows: Sequence[Row]) -> list[RowResult]:
         last = [row for row in rows if row.units]
         going_on = [row for row in last if self._states[row.uid].tokens]
-        sampling = self._sampling(last)
-        frames = self._frame_inputs(going_on) if going_on else None
-        logits, codes = None, None
-        if frames is not None and layout.max_query == 1 and len(going_on) == len(rows):
-            positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
-            logits, codes = (self._graphs or self._talker).decode(
-                frames.first,
-                frames.text,
-                frames.slots,
-                positions.to(self._device),
-                layout,
-                frames.numbers,
-                frames.greedy,
-            )
-        else:
-            embeds = None
-            if frames is not None:
-                embeds, codes = self._talker.complete(
-                    frames.first, frames.text, frames.slots, frames.numbers, frames.greedy
-                )
-            hidden = self._chunks(rows, layout, going_on, embeds)
-            if last:
-                places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
-                logits = self._talker.logits(hidden[torch.tensor(places).to(self._device)], sampling.slots)
-        return self._results(rows, going_on, self._read(last, logits, sampling, codes), len(last))
+        embeds, codes = self._completed(self._frame_inputs(going_on)) if going_on else (None, None)
+        packed, positions = self._chunks(rows, going_on, embeds)
+        places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
+        slots = [self._enter(row.uid, self._states[row.uid]) for row in last]
+        logits = self._steps.prefill(
+            packed,
+            positions,
+            self._layout(rows),
+            torch.tensor(places, dtype=torch.int64),
+            torch.tensor(slots, dtype=torch.int64),
+        )
+        values = self._read(last, self._sampler(logits, self._sampling(last)).tokens, codes) if last else []
+        return self._results(rows, going_on, values, len(last))
+
+    def _completed(self, frames: "FrameInputs") -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Talker.complete`: frames of requests that had lost their KV blocks."""
+        device = self._device
+        return self._talker.complete(
+            frames.first.to(device),
+            frames.text.to(device),
+            frames.slots.to(device),
+            frames.numbers if frames.numbers is None else frames.numbers.to(device),
+            frames.greedy if frames.greedy is None else frames.greedy.to(device),
+        )
 
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
         states = [self._states[row.uid] for row in rows]
@@ -233,23 +249,24 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         numbers = None
         if not all(greedy):
             ahead = [state.ahead for state in states if state.ahead is not None]
-            numbers = torch.from_numpy(np.stack(ahead)).to(self._device)
+            numbers = torch.from_numpy(np.stack(ahead))
         slots = [self._enter(row.uid, state) for row, state in zip(rows, states, strict=True)]
         return FrameInputs(
-            first=torch.tensor([state.tokens[-1] for state in states]).to(self._device),
-            text=torch.tensor([self._spoken(state, len(state.tokens)) for state in states]).to(self._device),
-            slots=torch.tensor(slots).to(self._device),
+            first=torch.tensor([state.tokens[-1] for state in states]),
+            text=torch.tensor([self._spoken(state, len(state.tokens)) for state in states]),
+            slots=torch.tensor(slots),
             numbers=numbers,
-            greedy=torch.tensor(greedy).to(self._device) if any(greedy) and numbers is not None else None,
+            greedy=torch.tensor(greedy) if any(greedy) and numbers is not None else None,
         )
 
     def _spoken(self, state: TalkerRequest, step: int) -> int:
         return state.text.at(step, end=self._config.tts_eos_token_id, pad=self._config.tts_pad_token_id)
 
     def _chunks(
-        self, rows: Sequence[Row], layout: StepLayout, going_on: Sequence[Row], completed: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step with parts of prompts, or of what was generated before a preemption.
+        self, rows: Sequence[Row], going_on: Sequence[Row], completed: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs [T, hidden] of a step with parts of prompts, or of what was generated before a preemption, and their
+        positions [3, T] on the CPU.
 
         `completed` are the inputs of frames that this step completes, the last ones of the rows `going_on`.
         """
@@ -274,8 +291,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
                     pieces.append(completed[index : index + 1])
             if end >= state.size:
                 state.prompt = None  # it is in the cache
-        packed = torch.from_numpy(np.concatenate(positions, axis=1)).to(self._device)
-        return self._talker.hidden(torch.cat(pieces), packed, layout)
+        return torch.cat(pieces), torch.from_numpy(np.concatenate(positions, axis=1))
 
     def _draw_ahead(self, rows: Sequence[Row]) -> None:
         """The numbers of the frames that begin with the tokens of this step: there is time while the device works."""
@@ -284,15 +300,11 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         for state, numbers in zip(states, uniforms(draws, range(1, self._talker.predictor.groups)), strict=True):
             state.ahead = numbers
 
-    def _read(
-        self, last: Sequence[Row], logits: torch.Tensor | None, sampling: SamplingStep, codes: torch.Tensor | None
-    ) -> list[int]:
+    def _read(self, last: Sequence[Row], tokens: torch.Tensor, codes: torch.Tensor | None) -> list[int]:
         """The drawn tokens and then the residual codes, row by row: one copy from the device."""
-        found = [] if logits is None else [self._sampler(logits, sampling).tokens]
-        if codes is not None:
-            found.append(codes.flatten())
+        found = tokens if codes is None else torch.cat((tokens, codes.flatten()))
         self._draw_ahead(last)
-        values: list[int] = torch.cat(found).tolist() if found else []
+        values: list[int] = found.tolist()
         return values
 
     def _results(self, rows: Sequence[Row], going_on: Sequence[Row], values: list[int], drawn: int) -> list[RowResult]:

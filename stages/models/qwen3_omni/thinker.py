@@ -61,9 +61,13 @@ class Thinker:
 
     def decode(self, ids: torch.Tensor, positions: torch.Tensor, layout: StepLayout) -> torch.Tensor:
         """One token a row: logits [R, vocabulary] after `ids` [R] int64 at `positions` [R] float32."""
-        hidden = self.hidden(ids, positions.expand(3, -1), layout)
-        logits: torch.Tensor = self._lm_head(hidden)
-        return logits
+        return self.logits(self.hidden(ids, positions.expand(3, -1), layout))
+
+    def prefill(
+        self, ids: torch.Tensor, positions: torch.Tensor, layout: StepLayout, places: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits [len(places), vocabulary] after the tokens at `places` of packed `ids` [T] at `positions` [3, T]."""
+        return self.logits(self.hidden(ids, positions, layout)[places])
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[R, vocabulary] for the last hidden states [R, hidden] of rows."""

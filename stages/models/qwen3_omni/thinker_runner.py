@@ -9,19 +9,20 @@ import torch
 
 from stages.errors import RequestRefused, describe
 from stages.events import FinishReason
-from stages.messages import ChatMessage, Part, StageRequest
-from stages.models.qwen3_omni.decode_graphs import ThinkerGraphs
+from stages.messages import ChatMessage, Part, Sampling, StageRequest
 from stages.models.qwen3_omni.defaults import sampling_defaults
 from stages.models.qwen3_omni.encoders import FeatureCache, Features, Medium
 from stages.models.qwen3_omni.logprobs import TokenReport, log_payload, reports
 from stages.models.qwen3_omni.modules import Source, thinker_module
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
+from stages.models.qwen3_omni.packed_steps import ThinkerSteps
 from stages.models.qwen3_omni.processing import Array, ModelInputs, load_processor
 from stages.models.qwen3_omni.prompt import MediaRows, Prompt, media_rows
 from stages.models.qwen3_omni.text import Answer, Piece
 from stages.models.qwen3_omni.thinker import MediaStep, Thinker
 from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, Output, RowResult
+from stages.runners.kv_cache import StepLayout
 from stages.runners.sampler import Drawn, Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams
 from stages.runners.tensors import array_payload, from_payload, to_payload
@@ -65,6 +66,8 @@ class ThinkerRequest:
 class ThinkerRunner(PackedRunner[ThinkerRequest]):
     """`ModelRunner` of the thinker. Its units are text tokens, the end token included."""
 
+    _steps: ThinkerSteps
+
     def _load(self, config: Any, source: Source) -> int:
         module, held = thinker_module(config, source)
         decoder = config.thinker_config.text_config
@@ -76,12 +79,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         )
         accept_layer = int(config.talker_config.accept_hidden_layer)
         self._thinker = Thinker(module, self._cache, accept_layer=accept_layer, device=source.device)
-        self._graphs = None
-        if source.device.type == "cuda" and self._spec.tuning.graphs:
-            self._graphs = ThinkerGraphs(
-                self._thinker, self._cache, rows=self._spec.max_batch, blocks=self._most_blocks, graphs=True
-            )
-            self._captured = self._graphs.graphs
+        self._steps = ThinkerSteps(self._thinker, self._cache, self._buckets())
         self._features = FeatureCache(_FEATURE_BYTES)
         self._counts = {"encoded_media": 0, "reused_media": 0, "hidden_rows": 0}
         self._processor = load_processor(self._folder, config, dummy=source.dummy)
@@ -89,15 +87,22 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         return held
 
     def warm_up(self) -> None:
+        with torch.inference_mode():
+            self._steps.capture()
+        # Kernels are loaded at their first use: those of a request that draws, and of one that does not.
+        self._hello(Sampling(temperature=1.0, top_k=50, top_p=0.9))
+        self._hello(Sampling(ignore_eos=True))
+
+    def _hello(self, sampling: Sampling) -> None:
+        """A request of two tokens."""
         hello = ChatMessage(role="user", parts=(Part(kind="text", text="hello"),))
-        request = StageRequest(uid=-1, seed=0, inputs=(), consumers=(), outputs=("text",), conversation=(hello,))
+        request = StageRequest(
+            uid=-1, seed=0, inputs=(), consumers=(), outputs=("text",), conversation=(hello,), sampling=sampling
+        )
         self.begin(request)
         tokens = self.prompt_tokens(-1)
         blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
         self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
-        if self._graphs is not None:
-            with torch.inference_mode():
-                self._graphs.graphs.capture()
         self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
         self.end(-1)
 
@@ -204,16 +209,13 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
 
     def _step(self, rows: list[Row]) -> list[RowResult]:
         last = [row for row in rows if row.units]
-        sampling = self._sampling(last) if last else None
         layout = self._layout(rows)
         if layout.max_query == 1 and all(row.start >= len(_prompt(self._states[row.uid])) for row in rows):
-            ids, positions = self._single(rows)
-            logits = (self._graphs or self._thinker).decode(ids, positions, layout)
+            logits = self._steps.decode(*self._single(rows), layout)
         else:
-            hidden = self._chunks(rows, layout)
             places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
-            logits = self._thinker.logits(hidden[torch.tensor(places).to(self._device)]) if places else None
-        drawn = self._sampler(logits, sampling) if sampling is not None and logits is not None else None
+            logits = self._chunks(rows, layout, torch.tensor(places, dtype=torch.int64))
+        drawn = self._sampler(logits, self._sampling(last)) if last else None
         return self._results(rows, drawn)
 
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
@@ -233,17 +235,14 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         states = [self._states[row.uid] for row in rows]
         ids = [state.generated[row.start - len(_prompt(state))] for row, state in zip(rows, states, strict=True)]
         positions = [row.start + _prompt(state).delta for row, state in zip(rows, states, strict=True)]
-        return (
-            torch.tensor(ids, dtype=torch.int64).to(self._device),
-            torch.tensor(positions, dtype=torch.float32).to(self._device),
-        )
+        return torch.tensor(ids, dtype=torch.int64), torch.tensor(positions, dtype=torch.float32)
 
-    def _chunks(self, rows: Sequence[Row], layout: Any) -> torch.Tensor:
-        """Hidden states [T, hidden] of a step with parts of prompts in it."""
+    def _chunks(self, rows: Sequence[Row], layout: StepLayout, last: torch.Tensor) -> torch.Tensor:
+        """Logits behind the tokens at `last` of a step with parts of prompts in it."""
         states = [self._states[row.uid] for row in rows]
         parts = [_prompt(s).part(row.start, row.tokens, s.generated) for row, s in zip(rows, states, strict=True)]
-        ids = torch.from_numpy(np.concatenate([ids for ids, _ in parts])).to(self._device)
-        positions = torch.from_numpy(np.concatenate([places for _, places in parts], axis=1)).to(self._device)
+        ids = torch.from_numpy(np.concatenate([ids for ids, _ in parts]))
+        positions = torch.from_numpy(np.concatenate([places for _, places in parts], axis=1))
         shown: list[tuple[ThinkerRequest, torch.Tensor, MediaRows]] = []
         for row, state, end in zip(rows, states, ends(rows), strict=True):
             if state.rows is not None:
@@ -253,10 +252,14 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
                     packed = torch.from_numpy(places[first:after] + (end - row.tokens - row.start))
                     shown.append((state, packed, state.rows.part(first, after)))
         if not shown:
-            hidden = self._thinker.hidden(ids, positions, layout)
+            logits = self._steps.prefill(ids, positions, layout, last)
         else:
-            media = MediaStep.of([(packed, part) for _, packed, part in shown])
-            hidden, accepted = self._thinker.hidden_with_media(ids, positions, layout, media)
+            self._steps.paths.eager += 1
+            media, device = MediaStep.of([(packed, part) for _, packed, part in shown]), self._device
+            hidden, accepted = self._thinker.hidden_with_media(
+                ids.to(device), positions.to(device), layout.to(device), media
+            )
+            logits = self._thinker.logits(hidden[last.to(device)])
             begin = 0
             for state, packed, _ in shown:
                 if state.request.consumers and not state.handed:
@@ -266,7 +269,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         for row, state in zip(rows, states, strict=True):
             if row.start + row.tokens >= len(_prompt(state)):
                 state.rows = None  # the prompt is in the cache
-        return hidden
+        return logits
 
     def _results(self, rows: Sequence[Row], drawn: Drawn | None) -> list[RowResult]:
         tokens = iter(() if drawn is None else reports(drawn))

@@ -8,7 +8,7 @@ from stages.config import StageTuning
 from stages.models.registry import StageContract
 from tests.unit.omni_cli.plan.fakes import family, plan_weights
 
-LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, compile="none", graphs=True)
+LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, graphs=True)
 CODEC = StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", graphs=True)
 STAGES = {
     **family().stages,
@@ -28,8 +28,8 @@ def refusal(*words, gpus=0) -> str:
 
 
 def test_the_contract_gives_the_defaults_and_the_deployment_changes_them():
-    found = planned("deploy.stages.thinker={step_tokens: 50, compile: layers}", gpus=1)
-    expected = StageTuning(step_tokens=50, kv_block_tokens=16, compile="layers", graphs=True)
+    found = planned("deploy.stages.thinker={step_tokens: 50}", gpus=1)
+    expected = StageTuning(step_tokens=50, kv_block_tokens=16, graphs=True)
     assert found.stage("thinker").tuning == expected
     assert stage_spec(found, "thinker", 0, "r").tuning == expected
     assert found.stage("talker").tuning == StageTuning()
@@ -47,7 +47,7 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
     message = refusal(f"deploy.stages.talker.{word}")
     assert key in message
     assert "no use for it (it takes none of its kind)" in message
-    assert "it takes step_tokens, kv_block_tokens, compile, graphs" in refusal("deploy.stages.thinker.chunk_frames=3")
+    assert "it takes step_tokens, kv_block_tokens, graphs" in refusal("deploy.stages.thinker.chunk_frames=3")
 
 
 def test_a_step_has_a_token_for_each_request():
@@ -59,10 +59,11 @@ def test_a_step_has_a_token_for_each_request():
 def test_transformers_decoding_has_chunks_of_its_own():
     assert planned().stage("code2wav").tuning == dataclasses.replace(CODEC, graphs=False)
     found = planned("deploy.stages.code2wav.decode=transformers").stage("code2wav").tuning
-    assert found == StageTuning(decode="transformers", graphs=False)
-    message = refusal("deploy.stages.code2wav={decode: transformers, first_chunk_frames: 2}")
-    assert "deploy.stages.code2wav.first_chunk_frames" in message
-    assert "has no effect with decode=transformers" in message
+    assert found == StageTuning(decode="transformers")
+    for key, value in (("first_chunk_frames", "2"), ("graphs", "true")):
+        message = refusal(f"deploy.stages.code2wav={{decode: transformers, {key}: {value}}}", gpus=1)
+        assert f"deploy.stages.code2wav.{key}" in message
+        assert "has no effect with decode=transformers" in message
 
 
 @pytest.mark.parametrize("key", ["first_chunk_frames", "chunk_frames"])

@@ -49,8 +49,8 @@ def test_equal_to_each_row_alone(rows: list[tuple[int, int]], kv_heads: int, blo
         keys, values = torch.randn(2, before + tokens, kv_heads, DIM, generator=generator)
         sequences.append((keys, values))
         if before:
-            cache.write(1, keys[:before], values[:before], tables.layout([Span(uid, 0, before)], CPU).slots)
-    layout = tables.layout([Span(uid, before, tokens) for uid, (before, tokens) in enumerate(rows)], CPU)
+            cache.write(1, keys[:before], values[:before], tables.layout([Span(uid, 0, before)]).slots)
+    layout = tables.layout([Span(uid, before, tokens) for uid, (before, tokens) in enumerate(rows)])
     new = [tuple(part[-tokens:] for part in pair) for pair, (_, tokens) in zip(sequences, rows, strict=True)]
     cache.write(1, torch.cat([keys for keys, _ in new]), torch.cat([values for _, values in new]), layout.slots)
     q = torch.randn(sum(tokens for _, tokens in rows), HEADS, DIM, generator=generator)
@@ -71,9 +71,9 @@ def test_a_step_padded_to_a_fixed_size_leaves_the_rows_alone() -> None:
     tables.extend(7, [2, 0])
     tables.extend(8, [cache.sink])
     keys, values = torch.randn(2, 6, 2, DIM)
-    cache.write(0, keys, values, tables.layout([Span(7, 0, 6)], CPU).slots)
+    cache.write(0, keys, values, tables.layout([Span(7, 0, 6)]).slots)
     q = torch.randn(3, HEADS, DIM)
-    padded = tables.layout([Span(7, 5, 1), Span(8, 0, 1), Span(8, 0, 1)], CPU)
+    padded = tables.layout([Span(7, 5, 1), Span(8, 0, 1), Span(8, 0, 1)])
     assert padded.slots.tolist() == [1, 12, 12]
     out = paged_attention(q, cache.keys[0], cache.values[0], padded, 0.5)
     torch.testing.assert_close(out[:1], alone(q[:1], keys, values, 0.5), rtol=0, atol=2e-6)
@@ -87,5 +87,5 @@ def test_the_result_has_the_dtype_of_the_query(dtype: torch.dtype) -> None:
     tables.extend(0, [0])
     tables.extend(1, [1])
     q = torch.randn(4, HEADS, DIM).to(dtype)
-    layout = tables.layout([Span(0, 0, 3), Span(1, 2, 1)], CPU)
+    layout = tables.layout([Span(0, 0, 3), Span(1, 2, 1)])
     assert paged_attention(q, cache.keys[0], cache.values[0], layout, 1.0).dtype == dtype

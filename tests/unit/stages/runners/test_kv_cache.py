@@ -15,7 +15,7 @@ def test_layout_of_chunks_and_single_tokens() -> None:
     tables.extend(10, [5])
     tables.extend(11, [0, 3])
     tables.extend(10, [2, 7])
-    layout = tables.layout([Span(10, 3, 6), Span(11, 6, 1)], CPU)
+    layout = tables.layout([Span(10, 3, 6), Span(11, 6, 1)])
     assert layout.slots.tolist() == [23, 8, 9, 10, 11, 28, 14]
     assert layout.query_starts.tolist() == [0, 6, 7]
     assert layout.kv_lengths.tolist() == [9, 7]
@@ -28,12 +28,12 @@ def test_layout_of_chunks_and_single_tokens() -> None:
 def test_a_row_beyond_its_blocks_is_an_error() -> None:
     tables = BlockTables(4)
     tables.extend(1, [0])
-    assert tables.layout([Span(1, 3, 1)], CPU).slots.tolist() == [3]
+    assert tables.layout([Span(1, 3, 1)]).slots.tolist() == [3]
     with pytest.raises(ValueError, match="request 1 reaches token 5, but has KV blocks for 4"):
-        tables.layout([Span(1, 4, 1)], CPU)
+        tables.layout([Span(1, 4, 1)])
     tables.drop(1)
     with pytest.raises(ValueError, match="for 0"):
-        tables.layout([Span(1, 0, 1)], CPU)
+        tables.layout([Span(1, 0, 1)])
 
 
 def test_a_dropped_request_starts_anew() -> None:
@@ -42,7 +42,7 @@ def test_a_dropped_request_starts_anew() -> None:
     tables.drop(1)
     tables.drop(1)
     tables.extend(1, [9])
-    assert tables.layout([Span(1, 0, 2)], CPU).slots.tolist() == [18, 19]
+    assert tables.layout([Span(1, 0, 2)]).slots.tolist() == [18, 19]
 
 
 @settings(deadline=None, max_examples=50)
@@ -68,7 +68,7 @@ def test_any_order_of_growth(data: st.DataObject) -> None:
         tokens = data.draw(st.integers(1, end))
         spans.append(Span(uid, end - tokens, tokens))
     if spans:
-        layout = tables.layout(spans, CPU)
+        layout = tables.layout(spans)
         expected = [
             plain[s.uid][place // block_tokens] * block_tokens + place % block_tokens
             for s in spans

@@ -27,7 +27,7 @@ def filled(lengths: list[int], kv_heads: int, dim: int, device: torch.device) ->
 
 def layout_of(tables: BlockTables, lengths: list[int], tokens: list[int], device: torch.device) -> StepLayout:
     spans = [Span(uid, length - new, new) for uid, (length, new) in enumerate(zip(lengths, tokens, strict=True))]
-    return tables.layout(spans, device)
+    return tables.layout(spans).to(device)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS)

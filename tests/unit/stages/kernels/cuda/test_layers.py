@@ -75,7 +75,7 @@ def test_fused_layers(kind: str, last: tuple[int, ...], config: Any, device: tor
 
     def step(spans: list[tuple[int, int, int]]) -> torch.Tensor:
         """Hidden states of (row, begin, end)."""
-        layout = tables.layout([Span(uid, begin, end - begin) for uid, begin, end in spans], device)
+        layout = tables.layout([Span(uid, begin, end - begin) for uid, begin, end in spans]).to(device)
         found = module(
             inputs_embeds=torch.cat([rows[uid][begin:end] for uid, begin, end in spans])[None],
             position_ids=positions(kind, *(range(begin, end) for _, begin, end in spans)).to(device),

@@ -116,14 +116,18 @@ def test_one_piece_is_one_pass_bit_by_bit(module: Any) -> None:
     assert torch.equal(streamed(ExactDecoder(module, device=CPU), codes, [300]), one_pass(module, codes))
 
 
-@pytest.mark.parametrize("batched", [True, False])
-def test_padding_and_company_change_nothing(module: Any, batched: bool) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{"batched": True}, {"batched": False}, {"batched": True, "first": [(2, 30), (5, 30)], "later": [(3, 9), (4, 30)]}],
+    ids=["batched", "alone", "in buckets"],
+)
+def test_padding_and_company_change_nothing(module: Any, options: Any) -> None:
     """Streams of many lengths and phases share steps, cut at random; each equals itself alone, and one pass."""
     draw = random.Random(5)
     codes = {uid: some_codes(draw.randint(1, 110), seed=uid) for uid in range(8)}
     left = {uid: pieces(c, [draw.randint(1, 30) for _ in range(120)], uid) for uid, c in codes.items()}
     waves: dict[int, list[torch.Tensor]] = {uid: [] for uid in codes}
-    decoder = ExactDecoder(module, device=CPU, batched=batched)
+    decoder = ExactDecoder(module, device=CPU, **options)
     mixed = 0
     while left:
         batch = []

@@ -234,4 +234,4 @@ def test_transformers_chunks_are_bitwise_and_counted(tiny_folder: Path) -> None:
             expected = module.chunked_decode(whole.T[None].long(), chunk_size=300, left_context_size=25)
         assert torch.equal(stage.wave(uid), expected.reshape(-1))
     assert stage.units == {0: [20], 1: [300, 40]}
-    assert stage.counts == {"frames_computed": 360, "context_rows": 25, "padding_frames": 0}
+    assert stage.counts == {"frames_computed": 360, "context_rows": 25, "padding_frames": 0, "eager_runs": 3}

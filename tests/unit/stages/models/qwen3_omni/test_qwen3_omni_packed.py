@@ -65,7 +65,7 @@ def test_equal_to_each_sequence_alone(
         positions = torch.cat([positions[:, part] for part, _, positions in parts], dim=1)[:, None]
         with torch.inference_mode():
             for layer in got:
-                step = PagedStep(cache, tables.layout(spans, CPU))
+                step = PagedStep(cache, tables.layout(spans))
                 last, caught = decoder.with_layer(layer, embeds, positions, step)
                 begin = 0
                 for span in spans:

@@ -85,7 +85,7 @@ class Alone:
         hidden, accepted = [], [torch.empty(0, 64)]
         for start in range(0, len(prompt), chunk):
             tokens = min(chunk, len(prompt) - start)
-            layout = self._tables.layout([Span(0, start, tokens)], CPU)
+            layout = self._tables.layout([Span(0, start, tokens)])
             ids, positions = (torch.from_numpy(part.copy()) for part in prompt.part(start, tokens, ()))
             first, after = np.searchsorted(prompt.places, (start, start + tokens)).tolist()
             if rows is None or first == after:
