@@ -231,6 +231,14 @@ def test_a_traceparent_goes_with_the_request_and_one_that_is_none_hurts_nobody(p
     assert [request.traceparent for request in one.state.service.engine.seen] == [kept]
 
 
+@pytest.mark.parametrize(("asked", "given"), [({}, 7.0), ({"timeout_s": 2.5}, 2.5), ({"timeout_s": 8}, None)])
+def test_r10_the_servers_deadline_holds_for_all_and_a_call_may_ask_for_less(asked, given):
+    one = app("serve.timeout_s=7.0")
+    done = ask(one, "POST", PATH, json={**CHAT, **asked})
+    assert [request.timeout_s for request in one.state.service.engine.seen] == [given] * (given is not None)
+    assert done.status_code == (200 if given else 400)
+
+
 def test_r34_a_recording_beyond_the_limit_is_refused_with_the_seconds():
     def heard(seconds: float) -> httpx.Response:
         data = base64.b64encode(sound(tone(seconds, 16_000), 16_000)).decode()

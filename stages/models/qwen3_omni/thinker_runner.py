@@ -138,11 +138,11 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
     def _judge(self, conversation: Sequence[ChatMessage]) -> None:
         """Refuses a text that is far too long by its beginning: to tokenize megabytes would hold up everybody else."""
         head = _HEAD_CHARACTERS * self._context
-        for text in (part.text for message in conversation for part in message.parts if len(part.text) > head):
-            tokens = len(self._processor.codec.encode(text[:head]))
-            if tokens > 2 * self._context:
-                message = f"the first {head} characters of a text have {tokens} tokens, the model's context is"
-                raise RequestRefused(f"{message} {self._context}")
+        text = "".join(part.text for message in conversation for part in message.parts)
+        tokens = len(self._processor.codec.encode(text[:head])) if len(text) > head else 0
+        if tokens > 2 * self._context:
+            message = f"the first {head} characters of the text have {tokens} tokens, the model's context is"
+            raise RequestRefused(f"{message} {self._context}")
 
     def _read(self, state: ThinkerRequest, media: dict[str, Array]) -> None:
         self._judge(state.request.conversation)
