@@ -5,7 +5,7 @@ does not depend on who shares its steps, but for the rounding of another tensor 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -14,14 +14,18 @@ import torch
 
 from stages.config import StageSpec
 from stages.errors import RequestRefused, StageError, describe
-from stages.messages import ImageParams, StageRequest
+from stages.messages import REQUEST, ImageParams, StageRequest
 from stages.payload import Payload
-from stages.runners.base import Output, RowResult
-from stages.runners.tensors import to_payload
+from stages.runners.base import Emission, Output, RowResult
+from stages.runners.tensors import read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
 _KEPT_TEXTS = 16  # encoded texts that are kept: the empty negative prompt, the prompt of several pictures
 _WARM_UP = -1
+# What the messages between the three stages carry.
+_TEXTS = ("prompt", "negative_prompt")
+_LATENTS = "latents"
+_WARNING = "warning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,11 @@ class Condition:
 @dataclass(slots=True)
 class Canvas:
     """A picture in the making: `latents` [1, tokens, channels], and `schedule`, a noise scheduler of its own that knows
-    the `timesteps` [steps] and where it stands."""
+    the `timesteps` [steps] and where it stands; None once there are no more steps."""
 
     latents: torch.Tensor
-    schedule: Any
-    timesteps: torch.Tensor
+    schedule: Any = None
+    timesteps: torch.Tensor = field(default_factory=lambda: torch.empty(0))
 
 
 class Stepper(Protocol):
@@ -58,6 +62,10 @@ class Stepper(Protocol):
         ...
 
     def encode(self, text: str) -> Condition: ...
+
+    def blank(self) -> Condition:
+        """A text of one token that says nothing, for the warm-up of a stage that encodes none."""
+        ...
 
     def begin(self, image: ImageParams, seed: int) -> Canvas:
         """The noise, and the schedule at its start. The same seed gives the noise that the pipeline itself draws with a
@@ -92,6 +100,10 @@ class _Picture:
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def meta(self) -> tuple[tuple[str, str], ...]:
+        return ((_WARNING, "\n".join(self.warnings)),) if self.warnings else ()
+
+    @property
     def drawn(self) -> Canvas:
         if self.canvas is None:
             raise StageError(f"request {self.request.uid} has not been encoded")
@@ -99,7 +111,8 @@ class _Picture:
 
 
 class DiffusionRunner:
-    """A `ModelRunner` of a stage that encodes, denoises and decodes.
+    """A `ModelRunner` of a stage that encodes, denoises and decodes; or of three, each of which does its part: of type
+    `llm_generation` those at the ends, which need no steps. What a stage does follows from its edges.
 
     With `joined`, the predictions with and without the prompt are rows of one forward; else there are two forwards, as
     in diffusers' pipelines, and a request that is alone equals theirs to the bit.
@@ -109,6 +122,9 @@ class DiffusionRunner:
         self._spec = spec
         self._stepper = stepper
         self._joined = joined
+        self._denoises = spec.execution_type == "diffusion"
+        self._encodes = not spec.outputs if not self._denoises else all(e.producer == REQUEST for e in spec.inputs)
+        self._decodes = bool(spec.outputs)
         self._pictures: dict[int, _Picture] = {}
         self._texts: OrderedDict[str, Condition] = OrderedDict()
         self._counters: dict[str, int] = {}
@@ -120,13 +136,17 @@ class DiffusionRunner:
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
             torch.backends.cudnn.allow_tf32 = False  # float32 is to be float32
+        self._device = device
         held = self._stepper.load(device, getattr(torch, spec.model.dtype))
         return ("device", str(device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
 
     def warm_up(self) -> None:
         request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=self._stepper.least())
-        self._pictures[_WARM_UP] = self._picture(request, "warm up")
-        for phase in ("encode", *["denoise"] * self.denoising(_WARM_UP).steps, "decode"):
+        picture = self._pictures[_WARM_UP] = self._picture(request, "warm up")
+        picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
+        picture.canvas = self._stepper.begin(picture.image, request.seed)
+        steps = picture.asks.steps if self._denoises else 0
+        for phase in ["encode"] * self._encodes + ["denoise"] * steps + ["decode"] * self._decodes:
             row = Row(uid=_WARM_UP, phase=phase, position=0, units=1)  # type: ignore[arg-type]
             for result in self.execute((row,)):
                 if result.error is not None:
@@ -135,7 +155,7 @@ class DiffusionRunner:
         self._texts.clear()
 
     def begin(self, request: StageRequest) -> None:
-        self._pictures[request.uid] = self._picture(request, _prompt(request))
+        self._pictures[request.uid] = self._picture(request, _prompt(request) if self._encodes else "")
 
     def _picture(self, request: StageRequest, prompt: str) -> _Picture:
         image = request.image
@@ -148,7 +168,15 @@ class DiffusionRunner:
         return self._pictures[uid].asks
 
     def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
-        raise StageError(f"stage {self._spec.stage!r} is fed by nobody, but {producer} sends it something")
+        """Encoded texts from the stage before, or the latents of a picture that is denoised."""
+        picture = self._pictures[uid]
+        tensors = {name: tensor.to(self._device) for name, tensor in read_all(payload).items()}
+        picture.warnings += (str(value) for name, value in payload.meta if name == _WARNING)
+        if _LATENTS in tensors:
+            picture.canvas = Canvas(tensors[_LATENTS])
+        elif tensors:
+            picture.conditions = tuple(Condition(tensors[name]) for name in _TEXTS if name in tensors)
+            picture.canvas = self._stepper.begin(picture.image, picture.request.seed)
 
     def prompt_tokens(self, uid: int) -> int:
         """Latent tokens of a step: a text is counted when it is encoded."""
@@ -169,7 +197,8 @@ class DiffusionRunner:
         with torch.no_grad():
             if rows[0].phase == "denoise":
                 return self._denoise(rows)
-            work = self._encode if rows[0].phase == "encode" else self._decode
+            encodes = self._encodes if rows[0].phase == "forward" else rows[0].phase == "encode"
+            work = self._encode if encodes else self._decode
             return tuple(self._alone(row, work) for row in rows)
 
     def _alone(self, row: Row, work: Callable[[Row], RowResult]) -> RowResult:
@@ -183,8 +212,17 @@ class DiffusionRunner:
         picture = self._pictures[row.uid]
         picture.conditions = tuple(self._condition(text) for text in picture.texts)
         picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
+        if not self._denoises:
+            texts = {name: c.embeds for name, c in zip(_TEXTS, picture.conditions, strict=False)}
+            return RowResult(uid=row.uid, units=0, finished="stop", emissions=self._handed_on(picture, texts))
         picture.canvas = self._stepper.begin(picture.image, picture.request.seed)
         return RowResult(uid=row.uid, units=0)
+
+    def _handed_on(self, picture: _Picture, tensors: Mapping[str, torch.Tensor]) -> tuple[Emission, ...]:
+        payload = Payload(
+            tensors=tuple(to_payload(name, tensor) for name, tensor in tensors.items()), meta=picture.meta
+        )
+        return tuple(Emission(consumer=name, units=1, payload=payload) for name in picture.request.consumers)
 
     def _condition(self, text: str) -> Condition:
         found = self._texts.get(text)
@@ -210,7 +248,10 @@ class DiffusionRunner:
         canvas = picture.drawn
         timestep = canvas.timesteps[row.position]
         canvas.latents = canvas.schedule.step(wanted, timestep, canvas.latents, return_dict=False)[0]
-        return RowResult(uid=row.uid, units=1)
+        if self._decodes or row.position + 1 < picture.asks.steps:
+            return RowResult(uid=row.uid, units=1)
+        emissions = self._handed_on(picture, {_LATENTS: canvas.latents})
+        return RowResult(uid=row.uid, units=1, finished="stop", emissions=emissions)
 
     def _predictions(
         self, pictures: list[_Picture], positions: list[int]
@@ -243,10 +284,10 @@ class DiffusionRunner:
                 f"the latents are not finite after {picture.asks.steps} steps: there is no picture in them"
             )
         pixels = (self._stepper.decode(picture.image, latents) * 255).round().to(torch.uint8)
-        meta = (("warning", "\n".join(picture.warnings)),) if picture.warnings else ()
-        payload = Payload(tensors=(to_payload("image", pixels),), meta=meta)
+        payload = Payload(tensors=(to_payload("image", pixels),), meta=picture.meta)
         outputs = tuple(Output(modality=name, units=1, payload=payload) for name in picture.request.outputs)
-        return RowResult(uid=row.uid, units=0, finished="stop", outputs=outputs)
+        units = 0 if self._denoises else row.units
+        return RowResult(uid=row.uid, units=units, finished="stop", outputs=outputs)
 
     def end(self, uid: int) -> None:
         del self._pictures[uid]

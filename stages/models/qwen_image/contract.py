@@ -9,7 +9,7 @@ from stages.errors import CheckpointError
 from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json, weight_problems
 from stages.models.qwen_image.tiny import DEFAULTS_FILE, tiny_checkpoint
-from stages.models.registry import FamilyContract, ImageContract, StageContract
+from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
 PIPELINE = "QwenImagePipeline"
 MOST_PIXELS = 2048 * 2048
@@ -18,6 +18,8 @@ _SIDE, _STEPS, _TRUE_CFG_SCALE = 1024, 50, 4.0
 _STEP_TOKENS = 32_768
 """Latent tokens of a step: 4 guided pictures of 1024x1024, which has 4096."""
 
+_PROMPT_TOKENS = 512
+_COMPLETE = InputContract(modes=("complete",))
 _WEIGHTS = ("transformer", "vae", "text_encoder")
 _CONFIGS = (
     "model_index.json",
@@ -67,8 +69,13 @@ def image(model_path: str) -> ImageContract:
 
 
 def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
-    """The largest payload: a picture, 8 bits a channel."""
-    return MOST_PIXELS * 3
+    """The largest payload: a picture, 8 bits a channel; two encoded texts; latents. Numbers are float32 at most."""
+    if consumer == "request":
+        return MOST_PIXELS * 3
+    config = read_json(Path(model_path) / "transformer" / "config.json")
+    if producer == "text_encoder":
+        return 2 * _PROMPT_TOKENS * int(config.get("joint_attention_dim", 3584)) * 4
+    return MOST_PIXELS // image(model_path).multiple ** 2 * int(config.get("in_channels", 64)) * 4
 
 
 def default_model() -> str:
@@ -84,6 +91,20 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 execution_type="diffusion",
                 outputs=("image",),
                 tuning=StageTuning(step_tokens=_STEP_TOKENS),
+                memory_share=60,
+            ),
+            "text_encoder": StageContract(execution_type="llm_generation", memory_share=17),
+            "denoiser": StageContract(
+                execution_type="diffusion",
+                inputs={"text_encoder": _COMPLETE},
+                streams=False,
+                encodes=False,
+                decodes=False,
+                tuning=StageTuning(step_tokens=_STEP_TOKENS),
+                memory_share=42,
+            ),
+            "vae": StageContract(
+                execution_type="llm_generation", inputs={"denoiser": _COMPLETE}, outputs=("image",), memory_share=2
             ),
         },
         media=(),

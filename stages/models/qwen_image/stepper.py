@@ -36,35 +36,44 @@ PROMPT_CHARACTERS = 100_000
 TILED_PIXELS = 1664 * 928
 """Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
 
-_PARTS = ("transformer", "vae", "text_encoder")
+PARTS = ("transformer", "vae", "text_encoder")
 
 
 class QwenImageStepper:
-    """A `Stepper` over any folder of a QwenImagePipeline. `tiled_pixels`: as `TILED_PIXELS`."""
+    """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`."""
 
-    def __init__(self, model: ModelSpec, *, tiled_pixels: int = TILED_PIXELS) -> None:
+    def __init__(self, model: ModelSpec, *, parts: Sequence[str] = PARTS, tiled_pixels: int = TILED_PIXELS) -> None:
+        self._parts = parts
         self._folder = Path(model.path)
         self._dummy = model.load_format == "dummy"
         self._tiled_pixels = tiled_pixels
 
     def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        self._device = device
-        modules = {part: build(partial(self._module, part), device=device, dtype=dtype) for part in _PARTS}
+        self._device, self._dtype = device, dtype
+        modules = {part: build(partial(self._module, part), device=device, dtype=dtype) for part in self._parts}
         held = sum(self._fill(part, module) for part, module in modules.items())
         self._pipeline = QwenImagePipeline(
             scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(self._folder / "scheduler"),
             tokenizer=AutoTokenizer.from_pretrained(self._folder / "tokenizer"),
-            **modules,
+            **{**dict.fromkeys(PARTS), **modules},
         )
+        # What the pipeline reads off its modules, of which this stage may have one only.
+        vae, transformer = self._config("vae"), self._config("transformer")
+        self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
+        self._channels = transformer.get("in_channels", 64) // 4
+        self._features = transformer.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
         return held
+
+    def _config(self, part: str) -> dict[str, Any]:
+        return read_json(self._folder / part / "config.json")
 
     def _module(self, part: str) -> nn.Module:
         folder = self._folder / part
         if part == "text_encoder":
             return Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
         kind = QwenImageTransformer2DModel if part == "transformer" else AutoencoderKLQwenImage
-        module: nn.Module = kind.from_config(read_json(folder / "config.json"))
+        module: nn.Module = kind.from_config(self._config(part))
         return module
 
     def _fill(self, part: str, module: nn.Module) -> int:
@@ -97,14 +106,17 @@ class QwenImageStepper:
         warning = f"the prompt has {tokens} tokens, of which the first {PROMPT_TOKENS} count"
         return Condition(embeds[0], warning if tokens > PROMPT_TOKENS else "")
 
+    def blank(self) -> Condition:
+        return Condition(torch.zeros(1, self._features, device=self._device, dtype=self._dtype))
+
     def begin(self, image: ImageParams, seed: int) -> Canvas:
         pipeline = self._pipeline
         latents = pipeline.prepare_latents(
             1,
-            pipeline.transformer.config.in_channels // 4,
+            self._channels,
             image.height,
             image.width,
-            pipeline.transformer.dtype,
+            self._dtype,
             self._device,
             torch.Generator().manual_seed(seed),
         )
