@@ -1,5 +1,6 @@
 """Pictures over HTTP, as OpenAI's client asks for them: R51, R53, R56, R57 of the reports, with the tiny Qwen-Image."""
 
+import asyncio
 import base64
 import io
 
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.server.serving import refused, serving
+from tests.server.test_sdk import untyped
 
 PATH = "/v1/images/generations"
 SMALL = {"size": "64x32", "steps": 3}
@@ -32,11 +34,15 @@ def picture(entry: dict) -> Image.Image:
 
 
 def test_the_client_s_own_call_draws_with_a_seed_that_draws_it_again(painter):
-    client = openai.OpenAI(base_url=f"{painter.url}/v1", api_key="none", max_retries=0)
-    first, second = (
-        client.images.generate(model="qwen_image", prompt="a bell", size="64x32", extra_body={"seed": 5, "steps": 3})
-        for _ in range(2)
-    )
+    options = {"base_url": f"{painter.url}/v1", "api_key": "none", "max_retries": 0}
+    asked = {"model": "qwen_image", "prompt": "a bell", "size": "64x32", "extra_body": {"seed": 5, "steps": 3}}
+
+    async def again() -> openai.types.ImagesResponse:
+        async with openai.AsyncOpenAI(**options) as client:
+            return await client.images.generate(**asked)
+
+    first, second = openai.OpenAI(**options).images.generate(**asked), asyncio.run(again())
+    assert set(untyped(first)) == {".data[].seed", ".warnings"}  # our extensions
     assert first.data[0].b64_json == second.data[0].b64_json
     assert picture(first.data[0].model_dump()).size == (64, 32)
     assert (first.size, first.output_format, first.background) == ("64x32", "png", "opaque")
