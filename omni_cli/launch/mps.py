@@ -4,6 +4,8 @@ It has folders of its own and ends with the run; any other daemon of the machine
 of the GPU. It must not know what runs under it.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
 import signal
@@ -20,6 +22,7 @@ from omni_cli.plan.devices import MPS_CONTROL
 _START_S = 10.0  # until the daemon listens
 _STOP_S = 5.0  # after its last client has gone
 _POLL_S = 0.01
+_PREFIX = "omni-mps-"
 
 
 class MpsDaemon:
@@ -31,7 +34,10 @@ class MpsDaemon:
     def __init__(self, uuids: Mapping[str, str]) -> None:
         """LaunchError if the daemon does not come up."""
         self._uuids = uuids
-        self._folder = Path(tempfile.mkdtemp(prefix="omni-mps-"))
+        self._stopped = False
+        _remove_stale()
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+        self._lock = _locked(self._folder)
         self._folders = {
             "CUDA_MPS_PIPE_DIRECTORY": str(self._folder),
             "CUDA_MPS_LOG_DIRECTORY": str(self._folder),
@@ -48,7 +54,7 @@ class MpsDaemon:
                 preexec_fn=dying_with_parent(signal.SIGTERM),
             )
         except OSError as error:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._remove()
             raise LaunchError(f"{MPS_CONTROL} cannot be started: {error}; deploy.mps=off does without it") from error
         try:
             self._await_socket()
@@ -85,6 +91,9 @@ class MpsDaemon:
 
     def stop(self) -> None:
         """Once its clients have gone. A second call does nothing."""
+        if self._stopped:
+            return
+        self._stopped = True
         if self._process.poll() is None:
             try:
                 subprocess.run(
@@ -101,4 +110,28 @@ class MpsDaemon:
                 self.kill()
                 self._process.wait()
         self.kill()  # a server that has outlived it
+        self._remove()
+
+    def _remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor whose lock says that the folder is in use. Raises OSError if it is already."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_stale() -> None:
+    """Folders of runs that were killed: nobody holds their lock, and their daemons have ended with them."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # a live one, or another user's
+            descriptor = _locked(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(descriptor)

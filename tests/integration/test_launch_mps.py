@@ -54,6 +54,7 @@ def environments(heard: Heard) -> list[dict[str, str]]:
 @pytest.mark.parametrize("ending", ["stop", "kill"])
 def test_the_daemon_ends_after_its_stages(binary: Path, ending: str) -> None:
     heard = Heard()
+    (binary.parent / "omni-mps-killed").mkdir()  # of a run that is no more
     specs = fake_specs("mps", devices=("5",))
     with LocalLauncher(PLAN, specs, listener=heard, run_stage=run_fake).start() as running:
         (folder,) = binary.parent.glob("omni-mps-*")

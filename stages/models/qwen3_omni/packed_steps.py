@@ -45,7 +45,16 @@ class Buckets:
 class PackedInputs:
     """The buffers of a step: its layout, `extra` tensors, and padding behind what was filled in last."""
 
-    def __init__(self, cache: PagedCache, size: Size, blocks: int, extra: dict[str, tuple[torch.dtype, Size]]) -> None:
+    def __init__(
+        self,
+        cache: PagedCache,
+        size: Size,
+        blocks: int,
+        extra: dict[str, tuple[torch.dtype, Size]],
+        *,
+        seats: int | None = None,
+    ) -> None:
+        """`seats` is what the buffer of that name is filled with."""
         tokens, rows = size if len(size) == 2 else (size[0], size[0])
         self._single = len(size) == 1
         self._cache = cache
@@ -69,7 +78,10 @@ class PackedInputs:
             max_query=1 if self._single else tokens,
             padded=not self._single,
         )
-        self._pad(self._staging.arrays(), 0, 0)
+        arrays = self._staging.arrays()
+        self._pad(arrays, 0, 0)
+        if seats is not None:
+            arrays["seats"][:] = seats
         self._staging.send()
 
     def fill(self, layout: StepLayout, **values: Any) -> None:
@@ -186,7 +198,7 @@ class TalkerSteps:
                 "draws": (torch.float64, size),
                 "no_end": (torch.bool, size),
             }
-            return PackedInputs(cache, size, buckets.blocks, extra)
+            return PackedInputs(cache, size, buckets.blocks, extra, seats=spare)
 
         def decode(given: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
             at = given.tensors
@@ -203,7 +215,7 @@ class TalkerSteps:
                 "places": (torch.int64, (rows,)),
                 "seats": (torch.int64, (rows,)),
             }
-            return PackedInputs(cache, size, buckets.blocks, extra), talker.embeds(tokens)
+            return PackedInputs(cache, size, buckets.blocks, extra, seats=spare), talker.embeds(tokens)
 
         def prefill(given: tuple[PackedInputs, torch.Tensor]) -> torch.Tensor:
             packed, embeds = given
