@@ -46,7 +46,7 @@ class Order:
 
 
 class LonelyStage:
-    """Carries batches of orders, one after the other. `clock` is for stamps only."""
+    """Carries batches of orders, one after the other."""
 
     def __init__(self, process: StageProcess) -> None:
         self._process = process
@@ -57,10 +57,9 @@ class LonelyStage:
         """All steps until the last order is done. Messages are delivered in `pieces`, so many to each order, the next
         when the step over those before it is done. StageFailure if one fails."""
         uids = [next(self._uids) for _ in orders]
-        streams = [self._messages(uid, order.feed) for uid, order in zip(uids, orders, strict=True)]
-        submits: list[Command] = [
-            Submit(request=self._submitted(uid, order)) for uid, order in zip(uids, orders, strict=True)
-        ]
+        numbered = list(zip(uids, orders, strict=True))
+        streams = [self._messages(uid, order.feed) for uid, order in numbered]
+        submits: list[Command] = [Submit(request=self._submitted(uid, order)) for uid, order in numbered]
         left = iter(pieces)
         self._send([*submits, *_next(streams, next(left, 0))])
         running, steps = set(uids), list[StepDone]()
@@ -76,7 +75,9 @@ class LonelyStage:
                 elif isinstance(event, StageFailed):
                     raise StageFailure(f"{self._process.process}: {event.error.kind}: {event.error.message}")
             leases = _leases(report)
-            self._send([*([Reclaim(leases=leases)] if leases else []), *commands])
+            if leases:
+                commands.insert(0, Reclaim(leases=leases))
+            self._send(commands)
         return steps
 
     def _submitted(self, uid: int, order: Order) -> StageRequest:

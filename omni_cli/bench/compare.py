@@ -8,14 +8,17 @@ token ids and codes that cross it can be seen here; they have to be those of `ge
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from omni_cli.bench.alone import receive
-from omni_cli.bench.answers import Answers
-from omni_cli.bench.deployment import started
-from omni_cli.bench.level import Level, Load
+from omni_cli.bench.deployment import deployed
+from omni_cli.bench.figure import number
+from omni_cli.bench.level import Level
+from omni_cli.bench.load import Load
 from omni_cli.bench.prepared import Prepared
+from omni_cli.bench.report import Report, Table
 from omni_cli.bench.served import Piece, Served
 from omni_cli.bench.serving import Serving
 from omni_cli.bench.sized import SizedRequests
@@ -24,21 +27,24 @@ from omni_cli.errors import ConfigError
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.spec import stage_spec
-from omni_cli.runtime.events import Listener
+from omni_cli.runtime.events import Event, Listener, RequestAdmitted
+from omni_cli.runtime.request import OmniRequest
+from omni_cli.streams import say
 from omni_cli.trace.summary import duration_s
-from stages.events import OutputProduced, StageFailed, StageFinished
+from stages.events import MessagePut, OutputProduced, StageFailed, StageFinished
 from stages.messages import StageRequest, Submit, Turn
 from stages.models.registry import ReferenceOptions, run_reference
+from stages.payload import view
 
 SHIPPED, FORCED = "transformers, as shipped", "transformers, grouped_mm"
 _EXPERTS = {SHIPPED: "", FORCED: "grouped_mm"}
+_SEEN = ("generated_ids", "codes")
+_RATE = "requests_per_s"  # more is better; of everything else, less
 
-Say = Callable[[str], None]
 
-
-def comparable(words: Sequence[str]) -> Prepared:
+def comparable(words: Sequence[str], command: str) -> Prepared:
     """The plan of `words`, greedy; where answers can be compared, with every edge inline. Raises OmniError."""
-    prepared = Prepared.of(words)
+    prepared = Prepared.of(words, command)
     family, plan = prepared.loaded.family, prepared.plan
     if not family.has_reference:
         raise ConfigError(f"family `{family.name}` has no `generate` to be compared with")
@@ -49,100 +55,179 @@ def comparable(words: Sequence[str]) -> Prepared:
         for edge in stage.inputs
         if edge.producer in family.stages and _exact(prepared)
     ]
-    return replace(Prepared.of((*words, *greedy, *edges)), words=tuple(words))
+    return Prepared.of((*words, *greedy, *edges), command)
 
 
 def _exact(prepared: Prepared) -> bool:
+    """Whether answers have to be equal."""
     on_cpu = not any(replica.devices for stage in prepared.plan.stages for replica in stage.replicas)
     return on_cpu and prepared.plan.model.dtype == "float32"
 
 
+class Answers:
+    """A listener: ids and codes of answers, from what crosses inline edges. Of requests that are announced it keeps
+    those whose id is `prefix` and a number; a request that is not has its uid for a number."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._numbers: dict[int, int | None] = {}
+        self._found: dict[tuple[int, int], dict[str, bytes]] = defaultdict(lambda: defaultdict(bytes))
+
+    def __call__(self, source: str, event: Event) -> None:
+        if isinstance(event, RequestAdmitted):
+            number = event.request_id.removeprefix(self._prefix)
+            measured = event.request_id.startswith(self._prefix) and number.isdecimal()
+            self._numbers[event.uid] = int(number) if measured else None
+        elif isinstance(event, MessagePut) and (ref := event.message.ref) is not None and ref.inline is not None:
+            number_of = self._numbers.get(event.uid, event.uid)
+            for tensor in view(ref.tensors, ref.meta, memoryview(ref.inline)).tensors:
+                if number_of is not None and tensor.name in _SEEN:
+                    self._found[event.uid, number_of][tensor.name] += bytes(tensor.data)
+
+    def agreement(self, expected: "Answers") -> tuple[int, int]:
+        """How many answers are those that `expected` has for their number, and how many have one there."""
+        known = {number: tensors for (_, number), tensors in expected._found.items()}
+        pairs = [(tensors, known[number]) for (_, number), tensors in self._found.items() if number in known]
+        return sum(own == theirs for own, theirs in pairs), len(pairs)
+
+
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """What is to be compared, and what came of it: a level by name, the slowest side last. `agreed` of `compared`
+    """What is to be compared, and what came of it: a level by name, the reference's last. `agreed` of `compared`
     answers of omni had the ids and codes of the reference."""
 
     prepared: Prepared
     requests: SizedRequests
     count: int
-    concurrency: tuple[int, ...]
+    concurrency: Sequence[int]
     levels: dict[str, Level] = field(default_factory=dict)
     agreed: int = 0
     compared: int = 0
 
-    def measure(self, interrupts: Interrupts, say: Say) -> None:
-        loads = tuple(Load(callers=callers, requests=max(self.count, callers)) for callers in self.concurrency)
+    def measure(self, interrupts: Interrupts) -> Report:
+        callers = dict.fromkeys((1, *self.concurrency))
+        loads = tuple(Load(callers=n, requests=max(self.count, n)) for n in callers)
         serving = Serving(plan=self.prepared.plan, requests=self.requests, loads=loads)
-        answers = Answers(f"{self.requests.seed}-")
-        serving.measure(interrupts, None, say, answers)
+        answers, expected = Answers(self.requests.prefix), Answers()
+        serving.measure(interrupts, answers)
         self.levels |= {f"omni, {level.load}": level for level in serving.levels}
-        expected = Answers("")
-        spec = stage_spec(self.prepared.plan, self.prepared.plan.entries[0].name, 0, secrets.token_hex(4))
-        log = StepLog(self.prepared.plan)
-        lonely = replace(spec, inputs=(), consumers=())
-        say("transformers: loading")
-        with started(self.prepared.plan, [lonely], interrupts, listener=log, run_stage=run_reference) as running:
-            for name, experts in _EXPERTS.items():
-                self._one(running.replicas[0], self.requests.warm, 0, experts, [])
-                log.clear()
-                heard: list[Listener] = [log, expected] if name == SHIPPED else [log]
-                start_ns = time.monotonic_ns()
-                served = []
-                for number in range(self.count):
-                    say(f"{name}: request {number + 1} of {self.count}")
-                    served.append(self._one(running.replicas[0], self.requests, number, experts, heard))
-                wall_s = (time.monotonic_ns() - start_ns) / 1e9
-                self.levels[name] = Level(
-                    load=Load(callers=1, requests=self.count),
-                    wall_s=wall_s,
-                    served=tuple(served),
-                    warm_up_failed=0,
-                    prompt_tokens=tuple(log.prompt_tokens),
-                    stages=log.loads(wall_s),
-                )
-        if self.exact:
+        self._reference(interrupts, expected)
+        if _exact(self.prepared):
             self.agreed, self.compared = answers.agreement(expected)
+        return self._report()
 
     @property
-    def exact(self) -> bool:
-        """Whether answers have to be equal."""
-        return _exact(self.prepared)
+    def failed(self) -> bool:
+        return self.agreed != self.compared or any(level.failed for level in self.levels.values())
 
-    def _one(
-        self,
-        process: StageProcess,
-        requests: SizedRequests,
-        number: int,
-        experts: str,
-        listeners: Sequence[Listener],
-    ) -> Served:
-        request = requests.make(number, str(number))
-        limits = {stage: sampling.max_tokens or 0 for stage, sampling in request.sampling.items()}
-        submit = Submit(
-            request=StageRequest(
-                uid=number,
-                seed=request.seed,
-                inputs=(),
-                consumers=(),
-                outputs=request.outputs,
-                conversation=request.conversation,
-                voice=request.voice,
-                options=ReferenceOptions(limits=limits, experts=experts),
-            )
+    def _reference(self, interrupts: Interrupts, expected: Answers) -> None:
+        plan = self.prepared.plan
+        spec = stage_spec(plan, plan.entries[0].name, 0, secrets.token_hex(4))
+        lonely, log = replace(spec, inputs=(), consumers=()), StepLog(plan)
+        warm_up, made = self.requests.warm.make(0), [self.requests.make(number) for number in range(self.count)]
+        say("transformers: loading")
+        with deployed(plan, interrupts, specs=[lonely], run_stage=run_reference) as deployment:
+            process = deployment.running.replicas[0]
+            for name, experts in _EXPERTS.items():
+                warm = [_generated(process, 0, warm_up, experts, [])]
+                log.clear()
+                heard: list[Listener] = [log, expected] if name == SHIPPED else [log]
+                served = []
+                for number, request in enumerate(made):
+                    say(f"{name}: request {number + 1} of {self.count}")
+                    served.append(_generated(process, number, request, experts, heard))
+                    served[-1].check(self.requests.asked)
+                self.levels[name] = Level.of(Load(callers=1, requests=self.count), served, warm, log, prefix="")
+
+    def _report(self) -> Report:
+        columns = _columns(self.levels)
+        times = _ratios(self.levels, columns)
+        header, rows = times
+        details = {
+            "levels": {name: level.document() for name, level in self.levels.items()},
+            "times_better": {row[0]: dict(zip(header[1:], row[1:], strict=True)) for row in rows},
+            "agreed": self.agreed,
+            "compared": self.compared,
+        }
+        return self.prepared.report(("compare",), [_medians(self.levels, columns), times], details, [self._verdict()])
+
+    def _verdict(self) -> str:
+        if not _exact(self.prepared):
+            return "Answers are not compared: but for float32 on a CPU, near ties may fall either way."
+        if not self.compared:
+            return "Answers are not compared: text alone crosses no edge on which its ids could be seen."
+        return f"Ids and codes of {self.agreed} of {self.compared} answers are those of `generate`."
+
+
+def _generated(
+    process: StageProcess, number: int, request: OmniRequest, experts: str, listeners: Sequence[Listener]
+) -> Served:
+    """One request through `generate`, from its sending to its end."""
+    limits = {stage: sampling.max_tokens or 0 for stage, sampling in request.sampling.items()}
+    submit = Submit(
+        request=StageRequest(
+            uid=number,
+            seed=request.seed,
+            inputs=(),
+            consumers=(),
+            outputs=request.outputs,
+            conversation=request.conversation,
+            voice=request.voice,
+            options=ReferenceOptions(limits=limits, experts=experts),
         )
-        one = Served(number=number, start_ns=time.monotonic_ns())
-        process.send(Turn(commands=(submit,), sent_ns=one.start_ns))
-        while not one.end_ns:
-            report = receive(process)
-            for event in report.events:
-                for listener in listeners:
-                    listener(report.process, event)
-                if isinstance(event, OutputProduced):
-                    plays_s = duration_s(event.ref) if event.ref is not None else 0.0
-                    piece = Piece(t_ns=event.t_ns, modality=event.modality, units=event.units, plays_s=plays_s)
-                    one.pieces.append(piece)
-                elif isinstance(event, StageFailed):
-                    one.error, one.end_ns = f"{event.error.kind}: {event.error.message}", event.t_ns
-                elif isinstance(event, StageFinished):
-                    one.end_ns = event.t_ns
-        return one
+    )
+    one = Served(number=number, start_ns=time.monotonic_ns())
+    process.send(Turn(commands=(submit,), sent_ns=one.start_ns))
+    while not one.end_ns:
+        report = receive(process)
+        for event in report.events:
+            for listener in listeners:
+                listener(report.process, event)
+            if isinstance(event, OutputProduced):
+                plays_s = duration_s(event.ref) if event.ref is not None else 0.0
+                piece = Piece(t_ns=event.t_ns, modality=event.modality, units=event.units, plays_s=plays_s)
+                one.pieces.append(piece)
+            elif isinstance(event, StageFailed):
+                one.error, one.end_ns = f"{event.error.kind}: {event.error.message}", event.t_ns
+            elif isinstance(event, StageFinished):
+                one.end_ns = event.t_ns
+    return one
+
+
+def _columns(levels: Mapping[str, Level]) -> dict[str, str]:
+    """Keys and titles of the figures that the reference has, whatever its stages are called."""
+    units = {
+        f"{load.stage}_{load.unit}_ms": f"ms a {load.unit}"
+        for name in (SHIPPED, FORCED)
+        for load in levels[name].stages
+        if load.unit_ms
+    }
+    return {"ttft_ms": "TTFT ms", "ttfa_ms": "TTFA ms", **units, "rtf": "RTF", _RATE: "requests/s"}
+
+
+def _medians(levels: Mapping[str, Level], columns: Mapping[str, str]) -> Table:
+    """A row for each side and load."""
+    rows = []
+    for name, level in levels.items():
+        found = level.figures()
+        cells = (number(found[key].median) if key in found else "-" for key in columns)
+        rows.append((name, str(len(level.done)), str(len(level.failed)), *cells))
+    return ("side", "done", "failed", *columns.values()), rows
+
+
+def _ratios(levels: Mapping[str, Level], columns: Mapping[str, str]) -> Table:
+    """How many times better omni is; a row for each load of omni and each side that it is held against."""
+    medians = {name: {k: f.median for k, f in level.figures().items()} for name, level in levels.items()}
+
+    def cells(own: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[str]:
+        for key in columns:
+            ours, base = own.get(key), theirs.get(key)
+            yield f"{number(ours / base if key == _RATE else base / ours)} x" if ours and base else "-"
+
+    rows = [
+        (f"{name} / {base}", *cells(own, medians[base]))
+        for base in (SHIPPED, FORCED)
+        for name, own in medians.items()
+        if name not in (SHIPPED, FORCED)
+    ]
+    return ("times better", *columns.values()), rows

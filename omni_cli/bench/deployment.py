@@ -1,11 +1,13 @@
-"""Stage processes for the time of a measurement, with a trace or without."""
+"""Stage processes for the time of a measurement, and work over their engines."""
 
 import asyncio
 import secrets
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from omni_cli.launch.launcher import LocalLauncher
 from omni_cli.launch.lifetime import lifetime
@@ -13,6 +15,7 @@ from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
+from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.trace.frame import run_started
@@ -21,60 +24,67 @@ from stages.config import StageSpec
 from stages.worker.bootstrap import RunStage
 
 
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    plan: ExecutionPlan
+    running: RunningStages
+    listener: Listener
+
+
 @contextmanager
-def started(
+def deployed(
     plan: ExecutionPlan,
-    specs: Sequence[StageSpec],
     interrupts: Interrupts,
-    *,
-    listener: Listener,
+    *listeners: Listener,
+    trace: Path | None = None,
+    specs: Sequence[StageSpec] = (),
     run_stage: RunStage | None = None,
-) -> Iterator[RunningStages]:
-    """The plan's processes, ready; stopped on leaving. `run_stage` replaces the worker."""
-    running = LocalLauncher(plan, specs, listener=listener, on_progress=lambda line: None, run_stage=run_stage).start()
-    interrupts.register(running)
-    try:
-        yield running
-    finally:
-        running.stop()
+) -> Iterator[Deployment]:
+    """The plan's processes, ready, as `omni run` has them; stopped on leaving, when the trace, if any, is whole.
 
-
-@contextmanager
-def plain(
-    plan: ExecutionPlan, interrupts: Interrupts, *listeners: Listener
-) -> Iterator[tuple[RunningStages, Listener]]:
-    """As `omni run trace.enabled=false` has it: events are made, and nobody but `listeners` listens."""
-    listener = Fanout(*listeners)
-    with started(plan, stage_specs(plan, secrets.token_hex(4)), interrupts, listener=listener) as running:
-        yield running, listener
-
-
-@contextmanager
-def traced(
-    plan: ExecutionPlan, interrupts: Interrupts, path: Path, *listeners: Listener
-) -> Iterator[tuple[RunningStages, Listener]]:
-    """As `omni run` has it: the trace is whole once this is left."""
+    `specs` are started in place of the plan's own; `run_stage` replaces the worker.
+    """
     run_id = secrets.token_hex(4)
-    recorder = Recorder(path)
-    try:
-        listener = Fanout(recorder, *listeners)
-        launcher = LocalLauncher(plan, stage_specs(plan, run_id), listener=listener, on_progress=lambda line: None)
+    with ExitStack() as stack:
+        recorder = None if trace is None else Recorder(trace)
+        if recorder is not None:
+            stack.callback(recorder.close)
+            listeners = (recorder, *listeners)
+        listener = Fanout(*listeners)
+        launcher = LocalLauncher(
+            plan,
+            specs or stage_specs(plan, run_id),
+            listener=listener,
+            on_progress=lambda line: None,
+            run_stage=run_stage,
+        )
         begun = run_started(plan, run_id, datetime.now().astimezone())
-        with lifetime(
-            launcher, interrupts, listener=listener, started=begun, events=lambda: recorder.events
-        ) as running:
-            yield running, listener
-    finally:
-        recorder.close()
+        held = lifetime(
+            launcher,
+            interrupts,
+            listener=listener,
+            started=begun,
+            events=lambda: 0 if recorder is None else recorder.events,
+        )
+        yield Deployment(plan, stack.enter_context(held), listener)
 
 
-async def interruptible(work: Coroutine[None, None, None], interrupts: Interrupts) -> None:
-    """Does the work. A signal cancels it, and is raised as `Interrupted` once it has ended."""
-    task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    with interrupts.handled_by(lambda: loop.call_soon_threadsafe(task.cancel)):
-        try:
-            await task
-        except asyncio.CancelledError:
-            interrupts.check()
-            raise
+def carry(work: Callable[..., Coroutine[Any, Any, None]], interrupts: Interrupts, *deployments: Deployment) -> None:
+    """Does the work over one engine for each deployment. A signal cancels it, and is raised as `Interrupted` once it
+    has ended."""
+
+    async def over_engines() -> None:
+        async with AsyncExitStack() as stack:
+            engines = [
+                await stack.enter_async_context(OmniEngine(one.plan, one.running, listener=one.listener))
+                for one in deployments
+            ]
+            loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work(*engines))
+            with interrupts.handled_by(lambda: loop.call_soon_threadsafe(task.cancel)):
+                try:
+                    await task
+                except asyncio.CancelledError:
+                    interrupts.check()
+                    raise
+
+    asyncio.run(over_engines())

@@ -1,10 +1,10 @@
 """One measured figure: its samples, their spread, its aim. Pure data; must not know what was measured with it."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,27 +35,43 @@ class Figure:
     def median(self) -> float:
         return median(self.samples)
 
-    @property
-    def verdict(self) -> str:
-        """`met`, `not met`, or nothing where there is no aim. A median is judged as it is, not as it is printed."""
-        if self.aim is None:
-            return ""
-        return "met" if self.aim.met(self.median) else "not met"
-
     def quantile(self, share: float) -> float:
         """The smallest sample that at least this share of the samples (0 < share <= 1) does not exceed."""
         return quantile(sorted(self.samples), share)
 
+    @property
+    def met(self) -> bool | None:
+        """None where there is no aim. A median is judged as it is, not as it is printed."""
+        return None if self.aim is None else self.aim.met(self.median)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Figures, and what they were taken on. `digest` is that of the plan under load."""
+    def document(self) -> dict[str, Any]:
+        """As JSON, with every sample, in the order in which they were taken."""
+        spread = {f"p{percent}": self.quantile(percent / 100) for percent in (1, 25, 75, 99)}
+        judged = {"aim": None if self.aim is None else asdict(self.aim), "met": self.met}
+        return {
+            "title": self.title, "unit": self.unit, "median": self.median, **spread, **judged, "samples": self.samples,
+        }  # fmt: skip
 
-    digest: str
-    machine: tuple[tuple[str, str], ...]
-    figures: tuple[Figure, ...]
+
+def by_key(titles: Iterable[tuple[str, str, str, Iterable[float]]]) -> dict[str, Figure]:
+    """Figures of (key, title, unit, samples); one without samples is left out."""
+    found = ((key, title, unit, tuple(samples)) for key, title, unit, samples in titles)
+    return {
+        key: Figure(key=key, title=title, unit=unit, samples=samples) for key, title, unit, samples in found if samples
+    }
 
 
 def quantile(ascending: Sequence[float], share: float) -> float:
     """By nearest rank: always one of the samples."""
     return ascending[max(math.ceil(share * len(ascending)), 1) - 1]
+
+
+def number(value: float) -> str:
+    """Three digits that mean something."""
+    size = abs(value)
+    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
+
+
+def spread(figure: Figure | None) -> str:
+    """Its median and its 99th percentile."""
+    return "-" if figure is None else f"{number(figure.median)} {number(figure.quantile(0.99))}"

@@ -3,7 +3,6 @@
 Two deployments of one plan stand side by side, and one of them works at a time. Both have no trace.
 """
 
-import asyncio
 import http.client
 import json
 import re
@@ -12,52 +11,49 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_cli.bench.deployment import interruptible, plain
-from omni_cli.bench.effort import Effort
+from omni_cli.bench.deployment import carry, deployed
 from omni_cli.bench.figure import Aim, Figure
-from omni_cli.bench.workload import OUTPUTS, PROMPT, WORDS
+from omni_cli.bench.workload import OUTPUTS, PROMPT, WORDS, make
 from omni_cli.errors import LaunchError, StageFailure
-from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import Listener
-from omni_cli.runtime.request import OmniRequest
-from stages.messages import ChatMessage, Part
 
-AIM_MS = 2.0
+AIM = Aim(kind="at most", limit=2.0)
 
 _LISTENS = re.compile(r"on http://127\.0\.0\.1:(\d+)")
 _ANSWER_S = 30.0
 _STOP_S = 20.0
 
 
-@dataclass(slots=True)
-class FirstEvents:
-    """In ms, from the request to the first piece of text; neighbours make a pair."""
+def measure_first_events(
+    plan: ExecutionPlan, count: int, interrupts: Interrupts, folder: Path
+) -> tuple[Figure, Figure, Figure]:
+    """In ms, from the request to the first piece of text; neighbours make a pair. The server's run folder and its log
+    go into `folder`. OmniError if a request fails."""
+    found: list[tuple[float, float]] = []
+    with _served(WORDS, folder) as port, deployed(plan, interrupts) as deployment:
 
-    engine: list[float] = field(default_factory=list)
-    server: list[float] = field(default_factory=list)
+        async def pairs(engine: OmniEngine) -> None:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
+            for number in range(count // 10 + count):
+                if number % 2:
+                    inside, over = await _engine_ms(engine, number), _server_ms(connection, number)
+                else:
+                    over, inside = _server_ms(connection, number), await _engine_ms(engine, number)
+                found.append((inside, over))
+            connection.close()
 
-    def figures(self) -> tuple[Figure, ...]:
-        added = tuple(over - inside for over, inside in zip(self.server, self.engine, strict=True))
-        aim = Aim(kind="at most", limit=AIM_MS)
-        return (
-            Figure(key="first_engine_ms", title="first text, engine", unit="ms", samples=tuple(self.engine)),
-            Figure(key="first_server_ms", title="first text, server", unit="ms", samples=tuple(self.server)),
-            Figure(key="server_added_ms", title="what the server adds to it", unit="ms", samples=added, aim=aim),
-        )
-
-
-def measure_first_events(plan: ExecutionPlan, effort: Effort, interrupts: Interrupts, folder: Path) -> FirstEvents:
-    """The server's run folder and its log go into `folder`. OmniError if a request fails."""
-    found = FirstEvents()
-    with _served(WORDS, folder) as port, plain(plan, interrupts) as (running, listener):
-        asyncio.run(_measure(plan, running, listener, port, effort, interrupts, found))
-    return found
+        carry(pairs, interrupts, deployment)
+    inside, over = zip(*found[count // 10 :], strict=True)
+    added = tuple(own - bare for bare, own in zip(inside, over, strict=True))
+    return (
+        Figure(key="first_engine_ms", title="first text, engine", unit="ms", samples=inside),
+        Figure(key="first_server_ms", title="first text, server", unit="ms", samples=over),
+        Figure(key="server_added_ms", title="what the server adds to it", unit="ms", samples=added, aim=AIM),
+    )
 
 
 @contextmanager
@@ -82,38 +78,9 @@ def _served(words: Sequence[str], folder: Path) -> Iterator[int]:
             server.communicate()
 
 
-async def _measure(
-    plan: ExecutionPlan,
-    running: RunningStages,
-    listener: Listener,
-    port: int,
-    effort: Effort,
-    interrupts: Interrupts,
-    found: FirstEvents,
-) -> None:
-    async with OmniEngine(plan, running, listener=listener) as engine:
-        await interruptible(_pairs(engine, port, effort.firsts, found), interrupts)
-
-
-async def _pairs(engine: OmniEngine, port: int, count: int, found: FirstEvents) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_ANSWER_S)
-    warm = count // 10
-    for number in range(warm + count):
-        if number % 2:
-            inside, over = await _engine_ms(engine, number), _server_ms(connection, number)
-        else:
-            over, inside = _server_ms(connection, number), await _engine_ms(engine, number)
-        if number >= warm:
-            found.engine.append(inside)
-            found.server.append(over)
-    connection.close()
-
-
 async def _engine_ms(engine: OmniEngine, number: int) -> float:
-    conversation = (ChatMessage(role="user", parts=(Part(kind="text", text=PROMPT),)),)
     start, first = time.perf_counter(), None
-    request = OmniRequest(request_id=f"first-{number}", seed=number, conversation=conversation, outputs=OUTPUTS)
-    async for chunk in engine.generate(request):
+    async for chunk in engine.generate(make(number)):
         if first is None and chunk.text:
             first = time.perf_counter() - start
     return _in_ms(first, number)

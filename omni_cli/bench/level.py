@@ -1,92 +1,146 @@
-"""What one load has given, as figures: pure functions of what callers saw and stages stamped."""
+"""What one load has given: figures, a row for people, a document. Pure functions of what callers saw and stages did."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from omni_cli.bench.figure import Figure
+from omni_cli.bench.figure import Figure, by_key, number, spread
+from omni_cli.bench.load import Load
+from omni_cli.bench.report import Table
 from omni_cli.bench.served import Served
-from omni_cli.bench.steps import StageLoad
+from omni_cli.bench.steps import StageLoad, StepLog
+from omni_cli.streams import say
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
-    """`requests` in all: by `callers`, each of whom waits for an answer before the next request, or, where `rate` is
-    given, `rate` a second on average, whoever waits."""
-
-    requests: int
-    callers: int = 0
-    rate: float | None = None
-
-    @property
-    def most_at_once(self) -> int:
-        """Requests of the warm-up: what comes at once, or in one second."""
-        return min(self.requests, self.callers if self.rate is None else max(1, round(self.rate)))
-
-    def __str__(self) -> str:
-        return f"{self.callers} at once" if self.rate is None else f"{self.rate:g} a second"
+SPREAD_NOTE = "Two numbers in a cell are the median and the 99th percentile."
+_LEVELS = (
+    "load", "done", "failed", "TTFT ms", "TTFA ms", "gap ms", "underruns", "pre-buffer ms", "RTF", "xRT", "requests/s",
+)  # fmt: skip
+_STAGES = ("load", "stage", "busy", "steps", "rows", "step ms", "between ms", "unit ms", "counters")
+_NAMED = 3  # failures of a load that are told one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """One load, measured: from its first request to the end of its last one, `wall_s` later."""
+    """One load, measured: from when its first request was due to the end of its last one, `wall_s` later."""
 
     load: Load
     wall_s: float
-    served: tuple[Served, ...]
+    served: Sequence[Served]
     warm_up_failed: int
-    prompt_tokens: tuple[int, ...]
-    stages: tuple[StageLoad, ...]
+    prompt_tokens: Sequence[int]
+    stages: Sequence[StageLoad]
+
+    @classmethod
+    def of(cls, load: Load, served: Sequence[Served], warm: Sequence[Served], log: StepLog, prefix: str) -> "Level":
+        """`prefix` and its number are the id under which `log` knows a request."""
+        wall_s = (max(one.end_ns for one in served) - min(one.start_ns for one in served)) / 1e9
+        done = {f"{prefix}{one.number}" for one in served if one.error is None}
+        return cls(
+            load=load,
+            wall_s=wall_s,
+            served=served,
+            warm_up_failed=sum(one.error is not None for one in warm),
+            prompt_tokens=log.prompt_tokens(done),
+            stages=log.loads(wall_s, done),
+        )
 
     @property
-    def done(self) -> tuple[Served, ...]:
+    def done(self) -> Sequence[Served]:
         """Those that gave all that they were asked for: every figure is of these."""
-        return tuple(one for one in self.served if one.error is None)
+        return [one for one in self.served if one.error is None]
 
     @property
-    def failed(self) -> tuple[Served, ...]:
-        return tuple(one for one in self.served if one.error is not None)
+    def failed(self) -> Sequence[Served]:
+        return [one for one in self.served if one.error is not None]
 
     def figures(self) -> dict[str, Figure]:
         """By key; one without samples is left out."""
         done = self.done
         plays = [one.playback for one in done if one.sounds]
-        audio_s = sum(one.audio_s for one in done)
-        found = [
-            _figure("ttft_ms", "time to first token", "ms", _each(done, lambda one: one.ttft_s), 1e3),
-            _figure("ttfa_ms", "time to first audio", "ms", _each(done, lambda one: one.ttfa_s), 1e3),
-            _figure(
-                "gap_ms", "gap between two pieces of sound", "ms", (gap for one in done for gap in one.gaps_s), 1e3
-            ),
-            _figure("underruns", "underruns of a request", "", (play.underruns for play in plays)),
-            _figure("silence_ms", "silence in underruns of a request", "ms", (play.silence_s for play in plays), 1e3),
-            _figure("prebuffer_ms", "pre-buffer without underrun", "ms", (play.prebuffer_s for play in plays), 1e3),
-            _figure("rtf", "real-time factor", "", _each(done, lambda one: one.rtf)),
-            _figure("request_ms", "request", "ms", ((one.end_ns - one.start_ns) / 1e9 for one in done), 1e3),
-            _figure("audio_s", "playing time of a request", "s", (one.audio_s for one in done if one.sounds)),
-            _figure("prompt_tokens", "prompt", "tokens", self.prompt_tokens),
-            _figure("xrt", "seconds of sound a second", "", [audio_s / self.wall_s] if audio_s else []),
-            _figure("requests_per_s", "requests", "1/s", [len(done) / self.wall_s]),
+        audio_s = [one.audio_s for one in done if one.sounds]
+
+        def each(value: Callable[[Served], float | None], scale: float = 1) -> Iterable[float]:
+            return (scale * found for one in done if (found := value(one)) is not None)
+
+        found: list[tuple[str, str, str, Iterable[float]]] = [
+            ("ttft_ms", "time to first token", "ms", each(lambda one: one.ttft_s, 1e3)),
+            ("ttfa_ms", "time to first audio", "ms", each(lambda one: one.ttfa_s, 1e3)),
+            ("gap_ms", "gap between two pieces of sound", "ms", (1e3 * gap for one in done for gap in one.gaps_s)),
+            ("underruns", "underruns of a request", "", (play.underruns for play in plays)),
+            ("silence_ms", "silence in underruns of a request", "ms", (1e3 * play.silence_s for play in plays)),
+            ("prebuffer_ms", "pre-buffer without underrun", "ms", (1e3 * play.prebuffer_s for play in plays)),
+            ("rtf", "real-time factor", "", each(lambda one: one.rtf)),
+            ("request_ms", "request", "ms", ((one.end_ns - one.start_ns) / 1e6 for one in done)),
+            ("audio_s", "playing time of a request", "s", audio_s),
+            ("prompt_tokens", "prompt", "tokens", self.prompt_tokens),
+            ("xrt", "seconds of sound a second", "", [sum(audio_s) / self.wall_s] if audio_s else []),
+            ("requests_per_s", "requests", "1/s", [len(done) / self.wall_s]),
         ]
-        for stage in self.stages:
-            found += stage_figures(stage)
-        return {figure.key: figure for figure in found if figure is not None}
+        for load in self.stages:
+            name = load.stage
+            found += [
+                (f"{name}_{load.unit}_ms", f"{name}, a {load.unit}", "ms", load.unit_ms),
+                (f"{name}_step_ms", f"{name}, a step", "ms", load.step_ms),
+                (f"{name}_gap_ms", f"{name}, between two steps", "ms", load.gap_ms),
+                (f"{name}_rows", f"{name}, requests in a step", "", [load.rows]),
+                (f"{name}_busy", f"{name}, share of the time in steps", "", [load.busy]),
+            ]
+        return by_key(found)
+
+    def document(self) -> dict[str, Any]:
+        """As JSON: every figure with its samples, every failure with its reason."""
+        return {
+            "load": asdict(self.load),
+            "wall_s": self.wall_s,
+            "done": len(self.done),
+            "failed": [{"request": one.number, "error": one.error} for one in self.failed],
+            "warm_up_failed": self.warm_up_failed,
+            "figures": {key: figure.document() for key, figure in self.figures().items()},
+            "counters": {load.stage: dict(load.counters) for load in self.stages},
+            "steps": {load.stage: load.steps for load in self.stages},
+        }
+
+    def say_failures(self, name: str) -> None:
+        if self.warm_up_failed:
+            say(f"{name}: {self.warm_up_failed} of the warm-up failed")
+        for one in self.failed[:_NAMED]:
+            say(f"{name}: {one.error}")
+        if len(self.failed) > _NAMED:
+            say(f"{name}: ... and {len(self.failed) - _NAMED} more")
 
 
-def stage_figures(stage: StageLoad) -> list[Figure | None]:
-    name = stage.stage
+def tables(levels: Sequence[Level]) -> tuple[Table, Table]:
+    """A row for each load; a row for each stage under it."""
+    stages = [row for level in levels for row in _stages(level)]
+    return (_LEVELS, [_row(level) for level in levels]), (_STAGES, stages)
+
+
+def _row(level: Level) -> tuple[str, ...]:
+    found = level.figures()
+    return (
+        str(level.load),
+        str(len(level.done)),
+        str(len(level.failed)),
+        *(spread(found.get(key)) for key in ("ttft_ms", "ttfa_ms", "gap_ms")),
+        f"{sum(found['underruns'].samples):.0f}" if "underruns" in found else "-",
+        number(max(found["prebuffer_ms"].samples)) if "prebuffer_ms" in found else "-",
+        spread(found.get("rtf")),
+        *(number(found[key].median) if key in found else "-" for key in ("xrt", "requests_per_s")),
+    )
+
+
+def _stages(level: Level) -> list[tuple[str, ...]]:
+    found = level.figures()
     return [
-        _figure(f"{name}_{stage.unit}_ms", f"{name}, a {stage.unit}", "ms", stage.unit_ms),
-        _figure(f"{name}_step_ms", f"{name}, a step", "ms", stage.step_ms),
-        _figure(f"{name}_gap_ms", f"{name}, between two steps", "ms", stage.gap_ms),
-        _figure(f"{name}_rows", f"{name}, requests in a step", "", [stage.rows]),
-        _figure(f"{name}_busy", f"{name}, share of the time in steps", "", [stage.busy]),
+        (
+            str(level.load),
+            load.stage,
+            f"{load.busy:.0%}",
+            str(load.steps),
+            number(load.rows),
+            *(spread(found.get(f"{load.stage}_{key}_ms")) for key in ("step", "gap")),
+            f"{spread(found.get(f'{load.stage}_{load.unit}_ms'))} a {load.unit}" if load.unit_ms else "-",
+            load.path,
+        )
+        for load in level.stages
     ]
-
-
-def _each(done: Sequence[Served], value: Callable[[Served], float | None]) -> Iterable[float]:
-    return (found for one in done if (found := value(one)) is not None)
-
-
-def _figure(key: str, title: str, unit: str, samples: Iterable[float], scale: float = 1) -> Figure | None:
-    found = tuple(sample * scale for sample in samples)
-    return Figure(key=key, title=title, unit=unit, samples=found) if found else None

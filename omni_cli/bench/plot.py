@@ -4,9 +4,8 @@ import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from omni_cli.bench.figure import Figure
+from omni_cli.bench.figure import Figure, number
 from omni_cli.bench.level import Level
-from omni_cli.bench.report import number
 
 _PANELS = (
     ("ttft_ms", "time to first token, ms"),

@@ -1,18 +1,84 @@
-"""Figures for people, for programs and for a page of the documentation."""
+"""What a measurement has found: tables for people, a document for programs, a section of a page of documentation."""
 
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from omni_cli.bench.figure import Figure, Measured
+from omni_cli.artifacts.atomic import write_text
+from omni_cli.bench.figure import Figure, number
+from omni_cli.streams import say
+from omni_cli.table import stdout, table
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and its rows, of text."""
 
-HEADER = ("figure", "median", "middle half", "1 % to 99 %", "aim", "")
+Facts = tuple[tuple[str, str], ...]
+"""(name, value) pairs for people."""
+
+_HEADER = ("figure", "median", "middle half", "1 % to 99 %", "aim", "")
 
 
-def rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
-    return [_row(figure) for figure in figures]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """`command` repeats the measurement, `name` is the page's section, `details` what the document has beside them."""
+
+    command: str
+    name: str
+    digest: str
+    machine: Facts
+    tables: Sequence[Table]
+    details: Mapping[str, Any]
+    notes: Sequence[str] = ()
+
+    def print(self) -> None:
+        for header, rows in self.tables:
+            stdout().print(table(header, rows))
+            stdout().print()
+        for line in (*self.notes, f"plan: {self.digest}", *(f"{name}: {value}" for name, value in self.machine)):
+            stdout().print(line)
+
+    def json(self) -> str:
+        known = {"command": self.command, "plan_digest": self.digest, "machine": dict(self.machine)}
+        return json.dumps({**known, **self.details}, ensure_ascii=False, indent=2) + "\n"
+
+    def markdown(self) -> str:
+        lines = [" ".join((f"Measured by `{self.command}`.", *self.notes)), ""]
+        for header, rows in self.tables:
+            lines += [f"| {' | '.join(line)} |" for line in (header, ("---",) * len(header), *rows)]
+            lines.append("")
+        facts = "; ".join(f"{name} {value}" for name, value in self.machine)
+        return "\n".join([*lines, f"Plan `{self.digest[:16]}`. Machine: {facts}.", ""])
+
+    def write(self, *paths: Path | None) -> None:
+        """As JSON, into each file that there is. Raises ArtifactError if one cannot be written."""
+        for path in paths:
+            if path is not None:
+                write_text(path, self.json())
+
+    def put_into(self, page: Path | None) -> None:
+        """Raises ArtifactError if the page cannot be written."""
+        if page is not None:
+            text = page.read_text(encoding="utf-8") if page.exists() else ""
+            write_text(page, replace_section(text, self.name, self.markdown()))
+            say(f"written to {page}")
+
+
+def replace_section(text: str, name: str, section: str) -> str:
+    """`text` with what is between the marks of `name` replaced, or, if it has none, with it at the end."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    block = f"{begin}\n{section.strip()}\n{end}"
+    found = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.DOTALL)
+    if found.search(text):
+        return found.sub(lambda match: block, text, count=1)
+    return f"{text.rstrip()}\n\n{block}\n".lstrip("\n")
+
+
+def aims(figures: Sequence[Figure]) -> Table:
+    """A row for each figure: its spread, its aim and whether it is met."""
+    return _HEADER, [_row(figure) for figure in figures]
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
@@ -25,51 +91,5 @@ def _row(figure: Figure) -> tuple[str, ...]:
         span(0.25, 0.75),
         span(0.01, 0.99),
         "" if figure.aim is None else f"{figure.aim} {figure.unit}",
-        figure.verdict,
+        {None: "", True: "met", False: "not met"}[figure.met],
     )
-
-
-def number(value: float) -> str:
-    """Three digits that mean something."""
-    size = abs(value)
-    return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
-
-
-def document(measured: Measured) -> dict[str, Any]:
-    """As JSON: every figure with its samples, in the order in which they were taken."""
-    return {
-        "plan_digest": measured.digest,
-        "machine": dict(measured.machine),
-        "figures": {figure.key: figure_document(figure) for figure in measured.figures},
-    }
-
-
-def figure_document(figure: Figure) -> dict[str, Any]:
-    aim = figure.aim
-    return {
-        "title": figure.title,
-        "unit": figure.unit,
-        "median": figure.median,
-        "p1": figure.quantile(0.01),
-        "p25": figure.quantile(0.25),
-        "p75": figure.quantile(0.75),
-        "p99": figure.quantile(0.99),
-        "aim": None if aim is None else {"kind": aim.kind, "limit": aim.limit},
-        "met": None if aim is None else aim.met(figure.median),
-        "samples": list(figure.samples),
-    }
-
-
-def markdown(measured: Measured, command: str) -> str:
-    """A section for a page: the table, the machine, and `command`, which repeats it."""
-    return section(command, [(HEADER, rows(measured.figures))], measured.digest, measured.machine)
-
-
-def section(command: str, tables: Iterable[Table], digest: str, machine: Iterable[tuple[str, str]]) -> str:
-    """What every section of a page has: the command that repeats it, the tables, the plan, the machine."""
-    lines = [f"Measured by `{command}`.", ""]
-    for header, cells in tables:
-        lines += [f"| {' | '.join(line)} |" for line in (header, ("---",) * len(header), *cells)]
-        lines.append("")
-    facts = "; ".join(f"{name} {value}" for name, value in machine)
-    return "\n".join([*lines, f"Plan `{digest[:16]}`. Machine: {facts}.", ""])

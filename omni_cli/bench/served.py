@@ -1,11 +1,10 @@
 """One request as its caller saw it: when each piece came, and what follows from that. Knows no engine."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
-from omni_cli.bench.player import Playback, play
 from omni_cli.trace.summary import type_of
 
 AUDIO, TEXT = "audio", "text"
@@ -21,6 +20,15 @@ class Piece:
     plays_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Playback:
+    """`underruns` times it ran dry, for `silence_s` in all. Started `prebuffer_s` later, it would not have."""
+
+    underruns: int = 0
+    silence_s: float = 0.0
+    prebuffer_s: float = 0.0
+
+
 @dataclass(kw_only=True)
 class Served:
     """`start_ns` is when the request was due: in an open loop, time that it waited for the caller counts as well.
@@ -33,6 +41,13 @@ class Served:
     end_ns: int = 0
     pieces: list[Piece] = field(default_factory=list)
     error: str | None = None
+
+    def check(self, asked: Mapping[str, int | None]) -> None:
+        """An answer with less or more units of an output than were asked for has failed; None: any number will do."""
+        given = {output: sum(p.units for p in self.pieces if p.modality == output) for output in asked}
+        wrong = [f"{given[o]} of {units} units of {o}" for o, units in asked.items() if units not in (None, given[o])]
+        if wrong and self.error is None:
+            self.error = f"request {self.number} gave {', '.join(wrong)}"
 
     @property
     def ttft_s(self) -> float | None:
@@ -68,12 +83,28 @@ class Served:
         heard = [piece for piece in self._of(AUDIO) if piece.plays_s]
         return tuple(piece for piece in heard if piece.modality == heard[0].modality)
 
-    def units(self, modality: str) -> int:
-        return sum(piece.units for piece in self.pieces if piece.modality == modality)
-
     def _of(self, kind: str) -> Sequence[Piece]:
         return [piece for piece in self.pieces if type_of(piece.modality) == kind]
 
     def _since(self, stamps: Iterable[int]) -> float | None:
         first = next(iter(stamps), None)
         return None if first is None else (first - self.start_ns) / 1e9
+
+
+def play(pieces: Sequence[tuple[float, float]]) -> Playback:
+    """A player that starts on the first piece and plays on as pieces come. `pieces` are (when it came, how long it
+    plays) in seconds, in their order. Those without sound do not count."""
+    heard = [(came_s, plays_s) for came_s, plays_s in pieces if plays_s]
+    if not heard:
+        return Playback()
+    underruns, silence_s, prebuffer_s, played_s = 0, 0.0, 0.0, 0.0
+    first_s = ends_s = heard[0][0]
+    for came_s, plays_s in heard:
+        if came_s > ends_s:
+            underruns += 1
+            silence_s += came_s - ends_s
+            ends_s = came_s
+        prebuffer_s = max(prebuffer_s, came_s - first_s - played_s)
+        played_s += plays_s
+        ends_s += plays_s
+    return Playback(underruns=underruns, silence_s=silence_s, prebuffer_s=prebuffer_s)

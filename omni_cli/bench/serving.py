@@ -4,28 +4,31 @@ What a caller waits for is stamped in the caller; what a stage does, in the stag
 named, and is part of no other figure.
 """
 
-import asyncio
+import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from omni_cli.bench.deployment import interruptible, plain, traced
-from omni_cli.bench.level import Level, Load
-from omni_cli.bench.load import closed_loop, open_loop, poisson_arrivals
+from omni_cli.artifacts.atomic import write_text
+from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.bench.deployment import carry, deployed
+from omni_cli.bench.level import SPREAD_NOTE, Level, tables
+from omni_cli.bench.load import Load
+from omni_cli.bench.plot import draw
+from omni_cli.bench.prepared import Prepared
+from omni_cli.bench.report import Report
 from omni_cli.bench.served import Piece, Served
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StepLog
+from omni_cli.console import logging_to
 from omni_cli.errors import OmniError
-from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.request import OutputChunk
+from omni_cli.streams import say
 from omni_cli.trace.summary import duration_s
-
-Say = Callable[[str], None]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,75 +41,85 @@ class Serving:
     levels: list[Level] = field(default_factory=list)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
 
-    def measure(self, interrupts: Interrupts, trace: Path | None, say: Say, *listeners: Listener) -> None:
+    def measure(self, interrupts: Interrupts, *listeners: Listener, trace: Path | None = None) -> None:
         """Starts the plan once for all loads. `levels` has those that were finished, whatever ends it."""
         log = StepLog(self.plan)
-        heard = (log, *listeners)
-        deployed = (
-            plain(self.plan, interrupts, *heard) if trace is None else traced(self.plan, interrupts, trace, *heard)
-        )
-        with deployed as (running, listener):
+
+        async def each_load(engine: OmniEngine) -> None:
+            for load in self.loads:
+                say(f"{load}: warming up")
+                warm = await _carried(engine, self.requests.warm, load.warm_up)
+                log.clear()
+                say(f"{load}: {load.requests} requests")
+                served = await _carried(engine, self.requests, load)
+                self.levels.append(Level.of(load, served, warm, log, self.requests.prefix))
+
+        with deployed(self.plan, interrupts, log, *listeners, trace=trace) as deployment:
             self.facts = {process: dict(facts) for process, facts in log.facts.items()}
-            asyncio.run(self._carry(running, listener, log, interrupts, say))
-
-    async def _carry(
-        self, running: RunningStages, listener: Listener, log: StepLog, interrupts: Interrupts, say: Say
-    ) -> None:
-        async with OmniEngine(self.plan, running, listener=listener) as engine:
-            await interruptible(self._levels(engine, log, say), interrupts)
-
-    async def _levels(self, engine: OmniEngine, log: StepLog, say: Say) -> None:
-        for load in self.loads:
-            say(f"{load}: warming up")
-            warm = await _carried(
-                engine, self.requests.warm, Load(callers=load.most_at_once, requests=load.most_at_once)
-            )
-            log.clear()
-            say(f"{load}: {load.requests} requests")
-            start_ns = time.monotonic_ns()
-            served = await _carried(engine, self.requests, load)
-            wall_s = (time.monotonic_ns() - start_ns) / 1e9
-            self.levels.append(
-                Level(
-                    load=load,
-                    wall_s=wall_s,
-                    served=tuple(served),
-                    warm_up_failed=sum(one.error is not None for one in warm),
-                    prompt_tokens=tuple(log.prompt_tokens),
-                    stages=log.loads(wall_s),
-                )
-            )
+            carry(each_load, interrupts, deployment)
 
 
 async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load) -> list[Served]:
     served: list[Served] = []
+    made = [requests.make(number) for number in range(load.requests)]  # before anyone waits for them
 
     async def ask(number: int, due_ns: int) -> None:
         one = Served(number=number, start_ns=due_ns)
         served.append(one)
-        await _ask(engine, requests, one)
+        try:
+            async for chunk in engine.generate(made[number]):
+                one.pieces.append(_piece(chunk))
+        except OmniError as error:
+            one.error = str(error)
+        one.end_ns = time.monotonic_ns()
+        one.check(requests.asked)
 
-    if load.rate is None:
-        await closed_loop(load.requests, load.callers, ask)
-    else:
-        await open_loop(poisson_arrivals(load.requests, load.rate, requests.seed), ask)
+    await load.carry(ask, requests.seed)
     return served
-
-
-async def _ask(engine: OmniEngine, requests: SizedRequests, one: Served) -> None:
-    request = requests.make(one.number, f"{requests.seed}-{one.number}")
-    try:
-        async for chunk in engine.generate(request):
-            one.pieces.append(_piece(chunk))
-    except OmniError as error:
-        one.error = str(error)
-    one.end_ns = time.monotonic_ns()
-    if one.error is None:
-        asked = {output: requests.units(output) for output in request.outputs}
-        wrong = [f"{one.units(o)} of {n} units of {o}" for o, n in asked.items() if n not in (None, one.units(o))]
-        one.error = f"request {request.request_id} gave {', '.join(wrong)}" if wrong else None
 
 
 def _piece(chunk: OutputChunk) -> Piece:
     plays_s = 0.0 if chunk.payload is None or chunk.modality == "text" else duration_s(chunk.payload)
     return Piece(t_ns=time.monotonic_ns(), modality=chunk.modality, units=chunk.units, plays_s=plays_s)
+
+
+def bench_run(
+    prepared: Prepared, serving: Serving, *, out: Path | None, json_to: Path | None, page: Path | None
+) -> int:
+    """Into a run folder. 0, or 1 if a request failed. OmniError for what cannot be started."""
+    loaded, plan = prepared.loaded, prepared.plan
+    with Interrupts() as interrupts:
+        folder = (
+            RunFolder.create(recipe=loaded.recipe, started_at=prepared.now) if out is None else RunFolder.claim(out)
+        )
+        write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
+        with logging_to(folder.path / "run.log", quiet=True):
+            try:
+                serving.measure(interrupts, trace=folder.trace if loaded.config.trace.enabled else None)
+            finally:
+                if serving.levels:
+                    report = _report(prepared, serving)
+                    report.print()
+                    for level in serving.levels:
+                        level.say_failures(str(level.load))
+                    write_text(folder.path / "bench.svg", draw(serving.levels))
+                    report.write(folder.path / "bench.json", json_to)
+                    say(f"files: {folder.path}")
+    _report(prepared, serving).put_into(page)
+    return int(any(level.failed for level in serving.levels))
+
+
+def _report(prepared: Prepared, serving: Serving) -> Report:
+    requests = serving.requests
+    size, outputs = requests.size, ", ".join(requests.outputs)
+    workload = (
+        f"A request has {size.prompt_tokens} prompt tokens and asks for {outputs}: {size.text_tokens} text tokens, "
+        f"{size.frames} frames; end tokens ignored, no two requests alike."
+    )
+    details = {
+        "processes": serving.facts,
+        "workload": {**asdict(size), "outputs": list(requests.outputs), "seed": requests.seed},
+        "levels": [level.document() for level in serving.levels],
+    }
+    section = ("run", "text") if requests.outputs == ("text",) else ("run",)
+    return prepared.report(section, tables(serving.levels), details, (workload, SPREAD_NOTE))

@@ -1,4 +1,4 @@
-"""The requests of `omni bench run`: one size, no two alike, every draw keyed by the seed. Asks nothing of an engine."""
+"""The requests that are measured: one size, no two alike, every draw keyed by the seed. Asks nothing of an engine."""
 
 from dataclasses import dataclass, replace
 from random import Random
@@ -7,6 +7,7 @@ from omni_cli.bench.served import AUDIO, TEXT
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import request_line
 from omni_cli.errors import ConfigError
+from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest
 from omni_cli.trace.summary import type_of
 from stages.messages import ChatMessage, Part
@@ -25,30 +26,45 @@ class SizedRequests:
     outputs: tuple[str, ...]
     seed: int
 
-    def __post_init__(self) -> None:
-        if self.loaded.family.sized is None:
-            raise ConfigError(f"family `{self.loaded.family.name}` has no requests for measuring (contract `sized`)")
+    @classmethod
+    def of(
+        cls, loaded: LoadedConfig, plan: ExecutionPlan, size: RequestSize, seed: int, *, text_only: bool = False
+    ) -> "SizedRequests":
+        """They ask for what `request.modalities` says, or for all that is deployed. ConfigError if that cannot be."""
+        if loaded.family.sized is None:
+            raise ConfigError(f"family `{loaded.family.name}` has no requests for measuring (contract `sized`)")
+        outputs = (TEXT,) if text_only else loaded.config.request.modalities or tuple(plan.outputs)
+        if missing := [output for output in outputs if output not in plan.outputs]:
+            there = ", ".join(plan.outputs)
+            raise ConfigError(f"{', '.join(missing)} is not deployed; there is {there} (deploy.outputs)")
+        return cls(loaded=loaded, size=size, outputs=outputs, seed=seed)
 
     @property
     def warm(self) -> "SizedRequests":
         """Smaller ones of the same kind, of another seed."""
-        size = replace(
-            self.size,
-            text_tokens=min(self.size.text_tokens, _WARM_TEXT_TOKENS),
-            frames=min(self.size.frames, _WARM_FRAMES),
-        )
-        return replace(self, size=size, seed=self.seed + 1)
+        text, frames = min(self.size.text_tokens, _WARM_TEXT_TOKENS), min(self.size.frames, _WARM_FRAMES)
+        return replace(self, size=replace(self.size, text_tokens=text, frames=frames), seed=self.seed + 1)
 
-    def make(self, number: int, request_id: str) -> OmniRequest:
+    @property
+    def prefix(self) -> str:
+        """What the ids of these, and of no others, begin with."""
+        return f"{self.seed}-"
+
+    @property
+    def asked(self) -> dict[str, int | None]:
+        """How many units each output shall have."""
+        sizes = {TEXT: self.size.text_tokens, AUDIO: self.size.frames}
+        return {output: sizes.get(type_of(output)) for output in self.outputs}
+
+    def make(self, number: int) -> OmniRequest:
         """What `request.*` says holds for it as well, but for its size."""
-        sized = self.loaded.family.sized
-        if sized is None:
+        if self.loaded.family.sized is None:
             raise ValueError("a family without requests for measuring was let in")
         draw = self.draw(number)
-        line = request_line(sized(self.size, draw), self.loaded)
+        line = request_line(self.loaded.family.sized(self.size, draw), self.loaded)
         prompt = Part(kind="text", text=line.prompt or "")
         return OmniRequest(
-            request_id=request_id,
+            request_id=f"{self.prefix}{number}",
             seed=draw.getrandbits(63),
             conversation=(ChatMessage(role="user", parts=(prompt,)),),
             outputs=self.outputs,
@@ -61,7 +77,3 @@ class SizedRequests:
     def draw(self, number: int) -> Random:
         """What everything about request `number` is drawn from."""
         return Random(f"{self.seed}/{number}")
-
-    def units(self, output: str) -> int | None:
-        """How many of its units an output shall have."""
-        return {TEXT: self.size.text_tokens, AUDIO: self.size.frames}.get(type_of(output))

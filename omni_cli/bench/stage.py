@@ -6,22 +6,21 @@ by arithmetic instead.
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from omni_cli.bench.alone import LonelyStage, Order, lonely_spec
-from omni_cli.bench.deployment import started
-from omni_cli.bench.figure import Figure
-from omni_cli.bench.report import Table, number
+from omni_cli.bench.deployment import deployed
+from omni_cli.bench.figure import Figure, by_key, number, spread
+from omni_cli.bench.prepared import Prepared
+from omni_cli.bench.report import Report
 from omni_cli.bench.sized import SizedRequests
-from omni_cli.bench.steps import StageLoad, stage_load
-from omni_cli.config.load import LoadedConfig
+from omni_cli.bench.steps import StageLoad, StepLog, stage_load
 from omni_cli.errors import ConfigError
 from omni_cli.launch.signals import Interrupts
-from omni_cli.plan.model import ExecutionPlan, StagePlan
-from omni_cli.runtime.events import Event
-from stages.config import StageSpec
-from stages.events import ProcessReady, StepDone
+from omni_cli.plan.model import StagePlan
+from omni_cli.streams import say
+from stages.events import StepDone
 from stages.messages import REQUEST
 from stages.models.registry import RequestSize
 from stages.runners.copy_rate import FACT, tell_copy_rate
@@ -29,7 +28,7 @@ from stages.runners.copy_rate import FACT, tell_copy_rate
 _TEXT_TOKENS = 64  # of the text that a talker speaks
 _WARM_STEPS = 8
 
-HEADER = ("batch", "steps", "step ms", "between ms", "floor ms", "step / floor", "prefill ms", "counters")
+_HEADER = ("batch", "steps", "step ms", "between ms", "floor ms", "step / floor", "prefill ms", "counters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,16 +41,26 @@ class BatchSteps:
     prefill_ms: float
     floor_ms: float | None
 
-    def figures(self) -> tuple[Figure, ...]:
-        def figure(key: str, title: str, samples: Sequence[float]) -> Figure:
-            return Figure(
-                key=f"batch_{self.batch}_{key}", title=f"batch {self.batch}, {title}", unit="ms", samples=tuple(samples)
-            )
+    def figures(self) -> dict[str, Figure]:
+        samples: dict[str, tuple[str, Iterable[float]]] = {
+            "step_ms": ("a step", self.load.step_ms),
+            "prefill_ms": ("prefill", [self.prefill_ms]),
+            "gap_ms": ("between two steps", self.load.gap_ms),
+            "floor_ms": ("byte floor", [self.floor_ms] if self.floor_ms else []),
+        }
+        return by_key((key, f"batch {self.batch}, {title}", "ms", found) for key, (title, found) in samples.items())
 
-        found = [figure("step_ms", "a step", self.load.step_ms), figure("prefill_ms", "prefill", [self.prefill_ms])]
-        found += [figure("gap_ms", "between two steps", self.load.gap_ms)] if self.load.gap_ms else []
-        found += [figure("floor_ms", "byte floor", [self.floor_ms])] if self.floor_ms else []
-        return tuple(found)
+    def row(self) -> tuple[str, ...]:
+        found = self.figures()
+        return (
+            str(self.batch),
+            str(self.load.steps),
+            *(spread(found.get(key)) for key in ("step_ms", "gap_ms")),
+            number(self.floor_ms) if self.floor_ms else "-",
+            number(found["step_ms"].median / self.floor_ms) if self.floor_ms else "-",
+            number(self.prefill_ms),
+            self.load.path,
+        )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,41 +68,54 @@ class StageBench:
     """What is to be measured, and what was. `context` is the sequence before the first measured step, in tokens;
     `bandwidth` in bytes a second, 0 until it is known."""
 
-    loaded: LoadedConfig
-    plan: ExecutionPlan
-    stage: StagePlan
+    prepared: Prepared
+    name: str
     batches: tuple[int, ...]
     context: int
     steps: int
     seed: int
-    bandwidth: float = 0.0
+    bandwidth: float
+    stage: StagePlan = field(init=False)
     found: list[BatchSteps] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        most = max(self.batches)
+        plan, most = self.prepared.plan, max(self.batches)
+        if self.name not in (names := [stage.name for stage in plan.stages]):
+            raise ConfigError(f"--stage {self.name or 'is missing'}: the plan has {', '.join(names)}")
+        self.stage = plan.stage(self.name)
         if most > self.stage.max_batch:
             raise ConfigError(
-                f"a batch of {most}: {self.stage.name} takes {self.stage.max_batch} at most; raise "
-                f"deploy.stages.{self.stage.name}.max_batch, or measure less (--batch)"
+                f"a batch of {most}: {self.name} takes {self.stage.max_batch} at most; raise "
+                f"deploy.stages.{self.name}.max_batch, or measure less (--batch)"
             )
-        if self._fed and self.loaded.family.feed is None:
+        if self._fed and self.prepared.loaded.family.feed is None:
             raise ConfigError(
-                f"family `{self.plan.family}` cannot feed `{self.stage.name}` alone (contract `feed`): "
-                "measure a first stage"
+                f"family `{plan.family}` cannot feed `{self.name}` alone (contract `feed`): measure a first stage"
             )
 
-    def measure(self, interrupts: Interrupts, say: Callable[[str], None]) -> None:
+    def measure(self, interrupts: Interrupts) -> Report:
         """Starts the stage once for all batch sizes; before it, a process that measures the bandwidth if need be."""
-        spec = lonely_spec(self.plan, self.stage.name, secrets.token_hex(4))
-        if self.loaded.family.step_bytes is not None and not self.bandwidth:
+        plan = self.prepared.plan
+        spec = lonely_spec(plan, self.name, secrets.token_hex(4))
+        if self.prepared.loaded.family.step_bytes is not None and not self.bandwidth:
             say("memory bandwidth")
-            self.bandwidth = _copy_rate(self.plan, spec, interrupts)
-        with started(self.plan, [spec], interrupts, listener=lambda source, event: None) as running:
-            lonely = LonelyStage(running.replicas[0])
+            log = StepLog(plan)
+            with deployed(plan, interrupts, log, specs=[spec], run_stage=tell_copy_rate):
+                self.bandwidth = float(log.facts[spec.process][FACT])
+        with deployed(plan, interrupts, specs=[spec]) as deployment:
+            lonely = LonelyStage(deployment.running.replicas[0])
             for batch in self.batches:
-                say(f"{self.stage.name}, batch {batch}")
+                say(f"{self.name}, batch {batch}")
                 self._carry(lonely, batch, _WARM_STEPS)
                 self.found.append(self._judged(batch, self._carry(lonely, batch, self.steps)))
+        figures = {
+            f"batch_{found.batch}_{key}": figure.document()
+            for found in self.found
+            for key, figure in found.figures().items()
+        }
+        table = _HEADER, [found.row() for found in self.found]
+        memory = (("bandwidth", f"{self.bandwidth / 1e9:.0f} GB/s"),) if self.bandwidth else ()
+        return self.prepared.report(("stage", self.name), [table], {"figures": figures}, machine=memory)
 
     @property
     def _fed(self) -> bool:
@@ -105,16 +127,16 @@ class StageBench:
         frames = steps if autoregressive else first + steps * then
         text = _TEXT_TOKENS if self._fed else steps + 1
         size = RequestSize(prompt_tokens=self.context, text_tokens=text, frames=frames)
-        requests = SizedRequests(loaded=self.loaded, size=size, outputs=tuple(self.plan.outputs), seed=self.seed)
+        requests = SizedRequests.of(self.prepared.loaded, self.prepared.plan, size, self.seed)
         orders = [self._order(requests, number) for number in range(batch)]
         return lonely.carry(orders, (1,) if autoregressive else (first, *[then] * steps))
 
     def _order(self, requests: SizedRequests, number: int) -> Order:
-        order = Order(request=requests.make(number, str(number)))
-        feed = self.loaded.family.feed
+        order = Order(request=requests.make(number))
+        feed = self.prepared.loaded.family.feed
         if not self._fed or feed is None:
             return order
-        return replace(order, feed=feed(self.plan.model.path, self.stage.name, requests.size, requests.draw(number)))
+        return replace(order, feed=feed(self.prepared.plan.model.path, self.name, requests.size, requests.draw(number)))
 
     def _judged(self, batch: int, steps: Sequence[StepDone]) -> BatchSteps:
         usual = self.stage.tuning.chunk_frames or 1
@@ -127,48 +149,19 @@ class StageBench:
         measured = [step for step in steps if full(step)]
         if not measured:
             raise ConfigError(
-                f"no step of {self.stage.name} had all {batch} requests in it: lower --context, or raise "
-                f"deploy.stages.{self.stage.name}.kv_blocks or memory_fraction"
+                f"no step of {self.name} had all {batch} requests in it: lower --context, or raise "
+                f"deploy.stages.{self.name}.kv_blocks or memory_fraction"
             )
         before = [step for step in steps if step.index < measured[0].index]
-        floor = self.loaded.family.step_bytes
+        floor = self.prepared.loaded.family.step_bytes
         floor_ms = None
         if floor is not None and self.bandwidth:
             behind = self.context + len(measured) // 2
-            nbytes = floor(self.plan.model.path, self.stage.name, self.plan.model.dtype, batch, behind)
+            nbytes = floor(self.prepared.plan.model.path, self.name, self.prepared.plan.model.dtype, batch, behind)
             floor_ms = 1e3 * nbytes / self.bandwidth
         return BatchSteps(
             batch=batch,
-            load=stage_load(self.stage.name, "unit", [measured], 1.0),
+            load=stage_load(self.name, "unit", [measured], 1.0, ()),
             prefill_ms=sum((step.end_ns - step.t_ns) / 1e6 for step in before),
             floor_ms=floor_ms,
         )
-
-    def table(self) -> Table:
-        return HEADER, [_row(batch) for batch in self.found]
-
-
-def _row(found: BatchSteps) -> tuple[str, ...]:
-    step, *others = found.figures()
-    gap = next((figure for figure in others if figure.key.endswith("gap_ms")), None)
-    return (
-        str(found.batch),
-        str(found.load.steps),
-        *(f"{number(f.median)} {number(f.quantile(0.99))}" if f else "-" for f in (step, gap)),
-        number(found.floor_ms) if found.floor_ms else "-",
-        number(step.median / found.floor_ms) if found.floor_ms else "-",
-        number(found.prefill_ms),
-        ", ".join(f"{name} {count}" for name, count in found.load.counters.items()) or "-",
-    )
-
-
-def _copy_rate(plan: ExecutionPlan, spec: StageSpec, interrupts: Interrupts) -> float:
-    """Bytes a second, read and written, of the device that the stage has."""
-    told: dict[str, str] = {}
-
-    def listen(source: str, event: Event) -> None:
-        if isinstance(event, ProcessReady):
-            told.update(event.facts)
-
-    with started(plan, [spec], interrupts, listener=listen, run_stage=tell_copy_rate):
-        return float(told[FACT])

@@ -1,23 +1,23 @@
 """What the stages did during a measurement, from their own step events: whose path, how long, how full, how idle."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from omni_cli.plan.model import ExecutionPlan
-from omni_cli.runtime.events import Event
-from stages.events import InputReady, ProcessReady, StepDone, StepRow
+from omni_cli.runtime.events import Event, RequestAdmitted
+from stages.events import InputReady, ProcessReady, StepDone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
     """One stage under load, all its replicas.
 
-    `step_ms` by step; `rows` a step on average. `gap_ms` lies between two steps that have a request in common: the
-    host's share, and waiting for input. `busy` is the share of the time that a replica spent in steps. `unit_ms` by
-    request: from its first unit to its last, a unit (`unit`, token or frame), waiting included. `counters` sum what the
-    runner says of its path.
+    `step_ms` by step; `rows` a step on average. `gap_ms` lies between a step and the next one if they have a request in
+    common: the host's share, and waiting for input. `busy` is the share of the time that a replica spent in steps.
+    `unit_ms` by request: from its first unit to its last, a unit (`unit`, token or frame), waiting included. `counters`
+    sum what the runner says of its path.
     """
 
     stage: str
@@ -30,52 +30,67 @@ class StageLoad:
     unit_ms: tuple[float, ...]
     counters: Mapping[str, int]
 
+    @property
+    def path(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in self.counters.items()) or "-"
+
 
 class StepLog:
-    """A listener that keeps the steps since the last `clear`. `facts` by process are what it said when it was ready;
-    `prompt_tokens` are those of the first stages."""
+    """A listener that keeps the steps since the last `clear`. `facts` by process are what it said when it was ready."""
 
     def __init__(self, plan: ExecutionPlan) -> None:
         self._plan = plan
         self._entries = {stage.name for stage in plan.entries}
+        self._names: dict[int, str] = {}
         self.facts: dict[str, Mapping[str, str]] = {}
         self.clear()
 
     def clear(self) -> None:
         self._steps: dict[str, list[StepDone]] = defaultdict(list)
-        self.prompt_tokens: list[int] = []
+        self._prompts: list[tuple[int, int]] = []
 
     def __call__(self, source: str, event: Event) -> None:
         if isinstance(event, StepDone):
             self._steps[source].append(event)
         elif isinstance(event, InputReady) and source.rpartition(".")[0] in self._entries:
-            self.prompt_tokens.append(event.prompt_tokens)
+            self._prompts.append((event.uid, event.prompt_tokens))
+        elif isinstance(event, RequestAdmitted):
+            self._names[event.uid] = event.request_id
         elif isinstance(event, ProcessReady):
             self.facts[source] = dict(event.facts)
 
-    def loads(self, wall_s: float) -> tuple[StageLoad, ...]:
-        """Of every stage that made a step, in the plan's order."""
+    def prompt_tokens(self, done: Collection[str]) -> tuple[int, ...]:
+        """Those of the first stages, of the requests with these ids."""
+        return tuple(tokens for uid, tokens in self._prompts if self._name(uid) in done)
+
+    def loads(self, wall_s: float, done: Collection[str]) -> tuple[StageLoad, ...]:
+        """Of every stage that made a step, in the plan's order. What is counted by request is of `done` alone."""
         found = []
         for stage in self._plan.stages:
             replicas = [self._steps[p] for r in stage.replicas if (p := f"{stage.name}.{r.index}") in self._steps]
             if replicas:
+                uids = {row.uid for steps in replicas for step in steps for row in step.rows}
+                counted = {uid for uid in uids if self._name(uid) in done}
                 unit = "token" if "text" in stage.outputs else "frame"
-                found.append(stage_load(stage.name, unit, replicas, wall_s * len(stage.replicas)))
+                found.append(stage_load(stage.name, unit, replicas, wall_s * len(stage.replicas), counted))
         return tuple(found)
 
+    def _name(self, uid: int) -> str:
+        """A request that nobody has admitted goes by its uid."""
+        return self._names.get(uid, str(uid))
 
-def stage_load(stage: str, unit: str, replicas: Iterable[list[StepDone]], available_s: float) -> StageLoad:
-    """`replicas` are the steps of each, in order; `available_s` is the time of all of them together."""
+
+def stage_load(
+    stage: str, unit: str, replicas: Iterable[Sequence[StepDone]], available_s: float, counted: Collection[int]
+) -> StageLoad:
+    """`replicas` are the steps of each, in order; `available_s` is the time of all of them together; `counted` are the
+    uids that have a `unit_ms`."""
     counters: Counter[str] = Counter()
     steps: list[StepDone] = []
     gaps: list[float] = []
     for replica in replicas:
         steps += replica
-        gaps += [
-            (after.t_ns - before.end_ns) / 1e6
-            for before, after in pairwise(replica)
-            if {row.uid for row in before.rows} & {row.uid for row in after.rows}
-        ]
+        gaps += [(after.t_ns - before.end_ns) / 1e6 for before, after in pairwise(replica) if _joined(before, after)]
     for step in steps:
         counters.update(dict(step.counters))
     took = tuple((step.end_ns - step.t_ns) / 1e6 for step in steps)
@@ -87,18 +102,24 @@ def stage_load(stage: str, unit: str, replicas: Iterable[list[StepDone]], availa
         busy=sum(took) / 1e3 / available_s,
         step_ms=took,
         gap_ms=tuple(gaps),
-        unit_ms=tuple(_unit_ms(steps)),
+        unit_ms=tuple(_unit_ms(steps, counted)),
         counters=counters,
     )
 
 
-def _unit_ms(steps: Iterable[StepDone]) -> Iterable[float]:
-    ends: dict[int, list[tuple[int, StepRow]]] = defaultdict(list)
+def _joined(before: StepDone, after: StepDone) -> bool:
+    return after.index == before.index + 1 and not {row.uid for row in before.rows}.isdisjoint(
+        row.uid for row in after.rows
+    )
+
+
+def _unit_ms(steps: Iterable[StepDone], counted: Collection[int]) -> Iterator[float]:
+    ends: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for step in steps:
         for row in step.rows:
-            if row.units:
-                ends[row.uid].append((step.end_ns, row))
+            if row.units and row.uid in counted:
+                ends[row.uid].append((step.end_ns, row.units))
     for own in ends.values():
-        units = sum(row.units for _, row in own[1:])
+        units = sum(units for _, units in own[1:])
         if units:
             yield (own[-1][0] - own[0][0]) / 1e6 / units

@@ -4,30 +4,25 @@ Two deployments of one plan stand side by side, and one of them works at a time.
 their order alternates, so that a machine whose speed drifts moves both of them.
 """
 
-import asyncio
+import itertools
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.bench.deployment import interruptible, plain, traced
-from omni_cli.bench.effort import Effort
+from omni_cli.bench.deployment import Deployment, carry, deployed
 from omni_cli.bench.figure import Aim, Figure
-from omni_cli.bench.workload import Workload
-from omni_cli.errors import TraceError
-from omni_cli.launch.running import RunningStages
+from omni_cli.bench.load import closed_loop
+from omni_cli.bench.workload import CONCURRENCY, OUTPUTS, UNITS, make
+from omni_cli.errors import StageFailure, TraceError
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import Listener
+from omni_cli.streams import say
 from omni_cli.trace.check import check
 from omni_cli.trace.reader import TraceReader
 
-AIM_REQUESTS_PER_S = 300.0
-AIM_TRACE_PERCENT = 3.0
-
-Say = Callable[[str], None]
+AIM_RATE = Aim(kind="at least", limit=300.0)
+AIM_TRACE = Aim(kind="at most", limit=3.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,97 +34,63 @@ class Block:
 
 
 class Side:
-    """One of the two deployments, under load."""
+    """One of the two deployments, under load: callers who ask for text and speech, and then again."""
 
-    def __init__(self, engine: OmniEngine, running: RunningStages) -> None:
-        self._load = Workload(engine)
+    def __init__(self, engine: OmniEngine, deployment: Deployment) -> None:
+        self._engine = engine
+        self._numbers = itertools.count()
         # linux/posix-timers.h: the number of a process's CPU clock is made of its pid
-        self._clocks = [(~replica.pid << 3) | 2 for replica in running.replicas]
+        self._clocks = [(~replica.pid << 3) | 2 for replica in deployment.running.replicas]
 
     async def block(self, requests: int) -> Block:
-        cpu_s = self._cpu_s()
-        wall_s = await self._load.block(requests)
-        return Block(wall_s, self._cpu_s() - cpu_s)
+        """From the first request's admission to the last one's end. OmniError if one fails."""
+        cpu_s, start = self._cpu_s(), time.perf_counter()
+        await closed_loop(requests, CONCURRENCY, self._one)
+        return Block(time.perf_counter() - start, self._cpu_s() - cpu_s)
+
+    async def _one(self, _: int, due_ns: int) -> None:
+        number = next(self._numbers)
+        units = dict.fromkeys(OUTPUTS, 0)
+        async for chunk in self._engine.generate(make(number)):
+            units[chunk.modality] += chunk.units
+        if units != UNITS:
+            raise StageFailure(f"request {number} gave {units} where {UNITS} was asked for", request_id=str(number))
 
     def _cpu_s(self) -> float:
         return time.process_time() + sum(map(time.clock_gettime, self._clocks))
 
 
-@dataclass(slots=True)
-class Throughput:
-    """What was measured: pairs of blocks of `requests` each, and what was found wrong with the trace."""
-
-    requests: int
-    traced: list[Block] = field(default_factory=list)
-    plain: list[Block] = field(default_factory=list)
-
-    def figures(self) -> tuple[Figure, ...]:
-        pairs = list(zip(self.traced, self.plain, strict=True))
-        return (
-            Figure(
-                key="requests_per_s",
-                title="requests, trace on",
-                unit="1/s",
-                samples=tuple(self.requests / block.wall_s for block in self.traced),
-                aim=Aim(kind="at least", limit=AIM_REQUESTS_PER_S),
-            ),
-            Figure(
-                key="trace_cost_percent",
-                title="cost of the trace, in time",
-                unit="%",
-                samples=tuple(100 * (on.wall_s / off.wall_s - 1) for on, off in pairs),
-                aim=Aim(kind="at most", limit=AIM_TRACE_PERCENT),
-            ),
-            Figure(
-                key="trace_cost_cpu_percent",
-                title="cost of the trace, in CPU time",
-                unit="%",
-                samples=tuple(100 * (on.cpu_s / off.cpu_s - 1) for on, off in pairs),
-            ),
-            Figure(
-                key="cpu_us_per_request",
-                title="CPU time a request, all processes",
-                unit="us",
-                samples=tuple(1e6 * block.cpu_s / self.requests for block in self.traced),
-            ),
-        )
-
-
 def measure_throughput(
-    plan: ExecutionPlan, effort: Effort, interrupts: Interrupts, folder: Path, say: Say
-) -> Throughput:
-    """Takes both measures, and judges the trace of its own run. TraceError if that is not clean."""
-    found = Throughput(requests=effort.requests)
+    plan: ExecutionPlan, pairs: int, requests: int, interrupts: Interrupts, folder: Path
+) -> tuple[Figure, ...]:
+    """Takes `pairs` of blocks of `requests` each, and judges the trace of its own run. TraceError if that is not
+    clean."""
+    traced: list[Block] = []
+    plain: list[Block] = []
     path = folder / "trace.jsonl"
-    with traced(plan, interrupts, path) as on, plain(plan, interrupts) as off:
-        asyncio.run(_alternate(plan, on, off, effort, interrupts, found, say))
+    with deployed(plan, interrupts, trace=path) as on, deployed(plan, interrupts) as off:
+
+        async def alternate(on_engine: OmniEngine, off_engine: OmniEngine) -> None:
+            sides = ((Side(on_engine, on), traced), (Side(off_engine, off), plain))
+            for side, _ in sides:
+                await side.block(requests)  # warm
+            for pair in range(pairs):
+                for side, blocks in sides[:: 1 if pair % 2 else -1]:
+                    blocks.append(await side.block(requests))
+                say(f"requests: pair {pair + 1} of {pairs}")
+
+        carry(alternate, interrupts, on, off)
     findings = check(TraceReader(path))
     if findings:
         raise TraceError(f"the trace of the benchmark itself is not clean: line {findings[0].line}: {findings[0].text}")
-    return found
-
-
-async def _alternate(
-    plan: ExecutionPlan,
-    on: tuple[RunningStages, Listener],
-    off: tuple[RunningStages, Listener],
-    effort: Effort,
-    interrupts: Interrupts,
-    found: Throughput,
-    say: Say,
-) -> None:
-    async with AsyncExitStack() as stack:
-
-        async def side(running: RunningStages, listener: Listener) -> Side:
-            return Side(await stack.enter_async_context(OmniEngine(plan, running, listener=listener)), running)
-
-        await interruptible(_pairs(await side(*on), await side(*off), effort, found, say), interrupts)
-
-
-async def _pairs(on: Side, off: Side, effort: Effort, found: Throughput, say: Say) -> None:
-    for side in (on, off):
-        await side.block(effort.requests)  # warm
-    for pair in range(effort.pairs):
-        for side, blocks in ((on, found.traced), (off, found.plain))[:: 1 if pair % 2 else -1]:
-            blocks.append(await side.block(effort.requests))
-        say(f"requests: pair {pair + 1} of {effort.pairs}")
+    rates = tuple(requests / block.wall_s for block in traced)
+    both = list(zip(traced, plain, strict=True))
+    wall = tuple(100 * (with_it.wall_s / without.wall_s - 1) for with_it, without in both)
+    cpu = tuple(100 * (with_it.cpu_s / without.cpu_s - 1) for with_it, without in both)
+    each = tuple(1e6 * block.cpu_s / requests for block in traced)
+    return (
+        Figure(key="requests_per_s", title="requests, trace on", unit="1/s", samples=rates, aim=AIM_RATE),
+        Figure(key="trace_cost_percent", title="cost of the trace, in time", unit="%", samples=wall, aim=AIM_TRACE),
+        Figure(key="trace_cost_cpu_percent", title="cost of the trace, in CPU time", unit="%", samples=cpu),
+        Figure(key="cpu_us_per_request", title="CPU time a request, all processes", unit="us", samples=each),
+    )

@@ -6,10 +6,9 @@ the ring is. The transfer ends when the reader has the payload, and includes the
 
 import secrets
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-from omni_cli.bench.deployment import started
-from omni_cli.bench.effort import Effort
+from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.receiver import receive
 from omni_cli.errors import StageFailure
@@ -22,48 +21,30 @@ from stages.messages import REQUEST, Deliver, StreamMessage, Turn
 from stages.payload import Payload, Tensor
 
 MIB = 1 << 20
-SIZES_MIB = (1, 64)
-AIM_RATIOS = {64: 1.5}
+AIMS = {1: None, 64: Aim(kind="at most", limit=1.5)}
+"""By size in MiB, of a memcpy."""
 
 
-@dataclass(slots=True)
-class Transfers:
-    """Of one size, in ns: from before the put until the reader has it, and the memcpy that was timed beside it."""
-
-    mib: int
-    through_ns: list[int] = field(default_factory=list)
-    memcpy_ns: list[int] = field(default_factory=list)
-
-    def figures(self) -> tuple[Figure, ...]:
-        pairs = zip(self.through_ns, self.memcpy_ns, strict=True)
-        limit = AIM_RATIOS.get(self.mib)
-        return (
-            Figure(
-                key=f"shm_{self.mib}mib_ratio",
-                title=f"{self.mib} MiB through shm, of a memcpy",
-                unit="x",
-                samples=tuple(through / memcpy for through, memcpy in pairs),
-                aim=None if limit is None else Aim(kind="at most", limit=limit),
-            ),
-            Figure(
-                key=f"shm_{self.mib}mib_ms",
-                title=f"{self.mib} MiB through shm",
-                unit="ms",
-                samples=tuple(ns / 1e6 for ns in self.through_ns),
-            ),
-        )
-
-
-def measure_transfers(plan: ExecutionPlan, effort: Effort, interrupts: Interrupts) -> tuple[Transfers, ...]:
+def measure_transfers(plan: ExecutionPlan, count: int, interrupts: Interrupts) -> list[Figure]:
     """`plan` has one stage of one replica, which takes media."""
-    specs = stage_specs(plan, secrets.token_hex(4), media_bytes=max(SIZES_MIB) * MIB)
-    with started(plan, specs, interrupts, listener=lambda source, event: None, run_stage=receive) as running:
-        return tuple(_measure(running, plan.stages[0].name, mib, effort.transfers) for mib in SIZES_MIB)
+    specs = stage_specs(plan, secrets.token_hex(4), media_bytes=max(AIMS) * MIB)
+    found = []
+    with deployed(plan, interrupts, specs=specs, run_stage=receive) as deployment:
+        for mib, aim in AIMS.items():
+            through, memcpy = zip(*_pairs(deployment.running, plan.stages[0].name, mib, count), strict=True)
+            ratios = tuple(own / bare for own, bare in zip(through, memcpy, strict=True))
+            title = f"{mib} MiB through shm"
+            found += [
+                Figure(key=f"shm_{mib}mib_ratio", title=f"{title}, of a memcpy", unit="x", samples=ratios, aim=aim),
+                Figure(key=f"shm_{mib}mib_ms", title=title, unit="ms", samples=tuple(ns / 1e6 for ns in through)),
+            ]
+    return found
 
 
-def _measure(running: RunningStages, stage: str, mib: int, count: int) -> Transfers:
+def _pairs(running: RunningStages, stage: str, mib: int, count: int) -> Iterator[tuple[int, int]]:
+    """In ns: from before the put until the reader has it, and the memcpy that is timed beside it."""
     source, target = bytearray(mib * MIB), bytearray(mib * MIB)
-    found, warm = Transfers(mib), count // 10
+    warm = count // 10
     for number in range(warm + count):
         source[0] = source[-1] = number & 0xFF
         start = time.perf_counter_ns()
@@ -71,9 +52,7 @@ def _measure(running: RunningStages, stage: str, mib: int, count: int) -> Transf
         memcpy_ns = time.perf_counter_ns() - start
         through_ns = _transfer(running, stage, number, source)
         if number >= warm:
-            found.memcpy_ns.append(memcpy_ns)
-            found.through_ns.append(through_ns)
-    return found
+            yield through_ns, memcpy_ns
 
 
 def _transfer(running: RunningStages, stage: str, number: int, source: bytearray) -> int:

@@ -1,8 +1,7 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
-import json
 import math
-import sys
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -31,6 +30,7 @@ def _bench() -> None:
 
 @app.command("overhead")
 def overhead(
+    context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="As JSON, with every sample.")] = False,
     write: Page = None,
     quick: Annotated[bool, typer.Option("--quick", help="Few repetitions: to see that it works.")] = False,
@@ -39,30 +39,22 @@ def overhead(
 
     Takes about a minute. Exit code 1 if something does not work, 0 whatever the figures are.
     """
-    from omni_cli.bench.effort import FULL, QUICK
-    from omni_cli.bench.overhead import measure_overhead
-    from omni_cli.bench.page import write_section
-    from omni_cli.bench.report import HEADER, document, markdown, rows
+    from omni_cli.bench.overhead import FULL, QUICK, measure_overhead
     from omni_cli.console import logging_to
     from omni_cli.launch.signals import Interrupts
-    from omni_cli.table import stdout, table
 
     with Interrupts() as interrupts, logging_to(None, quiet=True):
-        measured = measure_overhead(QUICK if quick else FULL, interrupts, _say)
+        report = measure_overhead(QUICK if quick else FULL, interrupts, _command(context))
     if as_json:
-        typer.echo(json.dumps(document(measured), indent=2))
+        typer.echo(report.json(), nl=False)
     else:
-        stdout().print(table(HEADER, rows(measured.figures)))
-        for name, value in (("plan", measured.digest), *measured.machine):
-            typer.echo(f"{name}: {value}")
-    if write is not None:
-        command = f"omni bench overhead{' --quick' if quick else ''} --write {write}"
-        write_section(write, "omni bench overhead", markdown(measured, command))
-        typer.echo(f"written to {write}", err=True)
+        report.print()
+    report.put_into(write)
 
 
 @app.command("run")
 def run(
+    context: typer.Context,
     words: Words = None,
     concurrency: Annotated[
         str | None, typer.Option("--concurrency", metavar="N[,N..]", help="Closed loop: so many callers. Default: 1.")
@@ -87,26 +79,28 @@ def run(
 
     All loads are measured in one deployment, each after a warm-up of its own. Exit code 1 if a request failed.
     """
-    from omni_cli.bench.run import BenchOptions, bench_run
+    from omni_cli.bench.load import Load
+    from omni_cli.bench.prepared import Prepared
+    from omni_cli.bench.serving import Serving, bench_run
+    from omni_cli.bench.sized import SizedRequests
     from stages.models.registry import RequestSize
 
-    options = BenchOptions(
-        concurrency=_numbers("--concurrency", concurrency or ("" if rate else "1"), int),
-        rates=_numbers("--rate", rate or "", float),
-        requests=requests,
-        size=RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames),
-        text_only=text_only,
-        seed=seed,
-    )
-    raise typer.Exit(bench_run(words or [], options, out=out, json_to=json_to, page=write))
+    callers = _numbers("--concurrency", concurrency or ("" if rate else "1"), int)
+    rates = _numbers("--rate", rate or "", float)
+    size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
+    prepared = Prepared.of(words or [], _command(context))
+    sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
+    serving = Serving(plan=prepared.plan, requests=sized, loads=Load.all_of(callers, rates, requests))
+    raise typer.Exit(bench_run(prepared, serving, out=out, json_to=json_to, page=write))
 
 
 @app.command("stage")
 def stage(
+    context: typer.Context,
     words: Words = None,
     stage: Annotated[str, typer.Option("--stage", metavar="NAME", help="The stage of the plan.")] = "",
     batch: Annotated[str, typer.Option("--batch", metavar="N[,N..]", help="Requests in a step.")] = "1",
-    context: Annotated[int, typer.Option("--context", min=1, help="Tokens before the first measured step.")] = 200,
+    tokens: Annotated[int, typer.Option("--context", min=1, help="Tokens before the first measured step.")] = 200,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each batch size.")] = 64,
     bandwidth: Annotated[
         float | None, typer.Option("--bandwidth", min=0.001, metavar="GB/S", help="Of memory; measured if not given.")
@@ -116,21 +110,30 @@ def stage(
     write: Page = None,
 ) -> None:
     """One stage alone, in its own process with its real runner: its steps against the bytes that they must read."""
-    from omni_cli.bench.stage_run import StageOptions, bench_stage
+    from omni_cli.bench.prepared import Prepared
+    from omni_cli.bench.stage import StageBench
+    from omni_cli.console import logging_to
+    from omni_cli.launch.signals import Interrupts
 
-    options = StageOptions(
-        stage=stage,
+    bench = StageBench(
+        prepared=Prepared.of(words or [], _command(context)),
+        name=stage,
         batches=_numbers("--batch", batch, int),
-        context=context,
+        context=tokens,
         steps=steps,
-        bandwidth_gb_s=bandwidth,
         seed=seed,
+        bandwidth=(bandwidth or 0.0) * 1e9,
     )
-    bench_stage(words or [], options, json_to=json_to, page=write)
+    with Interrupts() as interrupts, logging_to(None, quiet=True):
+        report = bench.measure(interrupts)
+    report.print()
+    report.write(json_to)
+    report.put_into(write)
 
 
 @app.command("compare")
 def compare(
+    context: typer.Context,
     words: Words = None,
     concurrency: Annotated[
         str, typer.Option("--concurrency", metavar="N[,N..]", help="Callers of omni, beside one; `generate` has one.")
@@ -148,21 +151,30 @@ def compare(
 
     On a CPU in float32 the answers are compared as well. Exit code 1 if a request failed or an answer differs.
     """
-    from omni_cli.bench.compare_run import bench_compare
-    from omni_cli.bench.run import BenchOptions
+    from omni_cli.bench.compare import Comparison, comparable
+    from omni_cli.bench.sized import SizedRequests
+    from omni_cli.console import logging_to
+    from omni_cli.launch.signals import Interrupts
     from stages.models.registry import RequestSize
 
-    options = BenchOptions(
-        concurrency=_numbers("--concurrency", concurrency, int),
-        requests=requests,
-        size=RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames),
-        text_only=text_only,
-        seed=seed,
-    )
-    raise typer.Exit(bench_compare(words or [], options, json_to=json_to, page=write))
+    callers = _numbers("--concurrency", concurrency, int)
+    size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
+    prepared = comparable(words or [], _command(context))
+    sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
+    comparison = Comparison(prepared=prepared, requests=sized, count=requests, concurrency=callers)
+    with Interrupts() as interrupts, logging_to(None, quiet=True):
+        report = comparison.measure(interrupts)
+    report.print()
+    for name, level in comparison.levels.items():
+        level.say_failures(name)
+    report.write(json_to)
+    report.put_into(write)
+    raise typer.Exit(int(comparison.failed))
 
 
 Number = TypeVar("Number", int, float)
+
+_PLACES = ("--out", "--json", "--write")
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
@@ -176,5 +188,14 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Num
     return found
 
 
-def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+def _command(context: typer.Context) -> str:
+    """What repeats this measurement, every value spelled out; not where its results go."""
+    words = ["omni", "bench", context.info_name or ""]
+    for param in context.command.params:
+        value = context.params[param.name or ""]
+        if param.param_type_name == "argument":
+            words += value or []
+        elif param.opts[0] not in _PLACES and value is not None and value is not False:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            words += [param.opts[0]] if value is True else [param.opts[0], text]
+    return shlex.join(words)

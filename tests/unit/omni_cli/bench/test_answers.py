@@ -2,7 +2,7 @@
 
 from array import array
 
-from omni_cli.bench.answers import Answers
+from omni_cli.bench.compare import Answers
 from omni_cli.runtime.events import CONTROL, RequestAdmitted
 from stages.events import MessagePut
 from stages.messages import StreamMessage

@@ -8,14 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.bench.level import Level, Load
-from omni_cli.bench.load import closed_loop, open_loop, poisson_arrivals
-from omni_cli.bench.player import play
+from omni_cli.bench.level import Level, tables
+from omni_cli.bench.load import Load, closed_loop, open_loop, poisson_arrivals
 from omni_cli.bench.plot import draw
-from omni_cli.bench.served import Piece, Served
-from omni_cli.bench.serving_report import tables
-from omni_cli.bench.steps import stage_load
-from stages.events import StepDone, StepRow
+from omni_cli.bench.served import Piece, Served, play
+from omni_cli.bench.steps import StepLog, stage_load
+from omni_cli.config.load import load_config
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import Inventory
+from omni_cli.runtime.events import CONTROL, RequestAdmitted
+from stages.events import InputReady, StepDone, StepRow
 
 MS = 1_000_000
 
@@ -72,7 +74,10 @@ def test_a_request_as_its_caller_saw_it():
     assert one.gaps_s == (0.15, 0.6)
     assert one.audio_s == 2.0
     assert one.rtf == 0.9 / 2.0
-    assert one.units("audio") == 40
+    one.check({"audio": 40, "text": None})
+    assert one.error is None
+    one.check({"audio": 41, "text": 2})
+    assert one.error == "request 0 gave 40 of 41 units of audio"
     silent = served(texts=(5,))
     assert (silent.ttfa_s, silent.rtf, silent.gaps_s, silent.audio_s) == (None, None, (), 0)
 
@@ -96,7 +101,7 @@ def test_what_a_stage_did():
         step(3, 90, 100, 3),
     ]
     second = [step(0, 0, 20, 4), step(1, 20, 60, 4, units=4)]
-    load = stage_load("talker", "frame", [first, second], available_s=0.2)
+    load = stage_load("talker", "frame", [first, second], available_s=0.2, counted={1, 2, 3, 4})
     assert load.steps == 6
     assert load.rows == 7 / 6
     assert load.step_ms == (10, 8, 7, 10, 20, 40)
@@ -104,13 +109,40 @@ def test_what_a_stage_did():
     assert load.busy == pytest.approx(0.095 / 0.2)
     assert load.unit_ms == (10, 10)  # of requests 1 and 4; the others had one step with units
     assert load.counters == {"graph_replays": 2}
+    some = stage_load("talker", "frame", [[first[0], first[2]], second], available_s=0.2, counted={1})
+    assert some.gap_ms == (0,)  # what lies between steps 0 and 2 is no pause: step 1 was left out
+    assert some.unit_ms == ()
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return build_plan(load_config(["recipe=synthetic"]), Inventory())
+
+
+def test_what_a_failed_request_did_counts_for_stages_and_for_no_request(plan):
+    log = StepLog(plan)
+    for uid, request_id in ((11, "0-0"), (12, "0-1")):
+        admitted = RequestAdmitted(
+            t_ns=0, uid=uid, request_id=request_id, seed=0, outputs=("text",), stages=("thinker",), timeout_s=None
+        )
+        log(CONTROL, admitted)
+        log("thinker.0", InputReady(uid=uid, t_ns=0, prompt_tokens=uid))
+    for index in range(3):
+        log("thinker.0", step(index, 20 * index, 20 * index + 10 + 5 * index, 11, 12))
+    good, bad = served(0, start=500, texts=(510,)), served(1, start=600, texts=(900,), error="no")
+    found = Level.of(CLOSED, [bad, good], [bad], log, prefix="0-")
+    assert (found.wall_s, found.warm_up_failed) == (0.5, 1)  # from when the first of them was due
+    assert found.prompt_tokens == (11,)
+    (stage,) = found.stages
+    assert (stage.steps, stage.rows, stage.unit_ms) == (3, 2, (25,))
+    assert stage.busy == pytest.approx(0.045 / 0.5)
 
 
 CLOSED = Load(callers=2, requests=3)
 
 
 def level(*requests, load=CLOSED):
-    stages = (stage_load("talker", "frame", [[step(0, 0, 10, 1), step(1, 15, 25, 1)]], 1.0),)
+    stages = (stage_load("talker", "frame", [[step(0, 0, 10, 1), step(1, 15, 25, 1)]], 1.0, {1}),)
     return Level(load=load, wall_s=2.0, served=requests, warm_up_failed=0, prompt_tokens=(100,), stages=stages)
 
 
