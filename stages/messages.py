@@ -63,7 +63,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageParams:
-    """How a picture is drawn; nothing is left open. `width` and `height` in pixels.
+    """How a picture is drawn, or a video of several `frames`; nothing is left open. `width` and `height` in pixels.
 
     `sigmas` are noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`.
     """
@@ -71,6 +71,7 @@ class ImageParams:
     width: int
     height: int
     steps: int
+    frames: int = 1
     true_cfg_scale: float = 1.0
     negative_prompt: str | None = None
     sigmas: tuple[float, ...] = ()

@@ -58,7 +58,10 @@ class Delivery:
             return [text, self._writer.lines(request_id, logs, output="logprobs")] if logs else [text]
         if not output.payloads:
             return [ArtifactRecord(output=output.modality, state="empty")]
-        if output.modality.partition("_")[0] == "image":
+        kind = output.modality.partition("_")[0]
+        if kind == "video":
+            return [self._video(request_id, output.modality, payload) for payload in output.payloads]
+        if kind == "image":
             return [self._image(attempt, output.modality, payload) for payload in output.payloads]
         collector = AudioCollector(stage=self._plan.outputs[output.modality], request_id=request_id)
         for payload in output.payloads:
@@ -76,7 +79,17 @@ class Delivery:
             image_format=task.line.request.image.format if task.line is not None else "png",
             metadata=generation(task.image, task.prompt, attempt.seed, self._plan) if task.image is not None else None,
         )
-        return replace(record, warnings=tuple(str(value) for name, value in payload.meta if name == "warning"))
+        return replace(record, warnings=_warnings(payload))
+
+    def _video(self, request_id: str, output: str, payload: Payload) -> ArtifactRecord:
+        tensor, fps = payload.tensor("video"), float(payload.scalar("fps"))
+        frames = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
+        record = self._writer.video(request_id, frames, fps=fps, output=output)
+        return replace(record, warnings=(*record.warnings, *_warnings(payload)))
+
+
+def _warnings(payload: Payload) -> tuple[str, ...]:
+    return tuple(str(value) for name, value in payload.meta if name == "warning")
 
 
 def _plain(log: TokenLog) -> dict[str, Any]:

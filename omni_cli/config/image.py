@@ -27,6 +27,8 @@ class ImageConfig(ConfigModel):
 
     size: Annotated[Annotated[str, Strict()] | None, BeforeValidator(_size)] = None
     """WIDTHxHEIGHT in pixels, as 1024x1024; auto and null are the model's own."""
+    frames: Annotated[int, Strict(), Field(ge=1, le=10_000)] | None = None
+    """Of a video."""
     steps: Annotated[int, Strict(), Field(ge=1, le=MAX_STEPS)] | None = None
     """Denoising steps."""
     true_cfg_scale: Annotated[float, Strict(), Field(ge=0, le=100)] | None = None

@@ -21,6 +21,12 @@ def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> It
         return
     if asked.pixels is not None and (message := _unfit(*asked.pixels, able)):
         yield Problem(key=f"{prefix}image.size", message=message)
+    if asked.frames is not None and (message := _unfit_frames(asked.frames, able)):
+        yield Problem(key=f"{prefix}image.frames", message=message)
+    if asked.sigmas and not able.sigmas:
+        yield Problem(
+            key=f"{prefix}image.sigmas", message="the noise schedule of this checkpoint takes no other levels"
+        )
     steps = len(asked.sigmas) or asked.steps
     if steps is not None and steps < able.least_steps:
         message = f"is {steps}; the noise schedule of this checkpoint needs {able.least_steps} steps at least"
@@ -38,6 +44,17 @@ def _unfit(width: int, height: int, able: ImageContract) -> str:
     return f"{width}x{height}: width and height must be multiples of {able.multiple}; the nearest are {below}, {above}"
 
 
+def _unfit_frames(frames: int, able: ImageContract) -> str:
+    if able.most_frames == 1 and frames != 1:
+        return f"is {frames}; this model draws single pictures"
+    if frames > able.most_frames:
+        return f"is {frames}; at most {able.most_frames} are drawn"
+    below = (frames - 1) // able.frame_multiple * able.frame_multiple + 1
+    if below == frames:
+        return ""
+    return f"is {frames}; it is 1 more than a multiple of {able.frame_multiple}: {below}, {below + able.frame_multiple}"
+
+
 def _near(side: int, multiple: int, up: bool) -> int:
     """The next multiple below or above; a side that is one stays."""
     if side % multiple == 0:
@@ -53,8 +70,9 @@ def drawing(able: ImageContract, asked: ImageConfig) -> tuple[ImageParams, tuple
         width=width,
         height=height,
         steps=len(asked.sigmas) or asked.steps or able.steps,
+        frames=asked.frames or able.frames,
         true_cfg_scale=scale if able.true_cfg_scale is not None and scale is not None else 1.0,
-        negative_prompt=asked.negative_prompt,
+        negative_prompt=able.negative_prompt if asked.negative_prompt is None else asked.negative_prompt,
         sigmas=asked.sigmas,
     )
     return params, tuple(_idle(able, asked, params))
@@ -66,7 +84,7 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
             f"it acts at a true_cfg_scale of more than 1, not at {params.true_cfg_scale:g}"
         )  # fmt: skip
         yield f"image.negative_prompt has no effect: {why}"
-    if asked.true_cfg_scale is not None and asked.true_cfg_scale > 1 and asked.negative_prompt is None:
+    if asked.true_cfg_scale is not None and asked.true_cfg_scale > 1 and not params.guided:
         yield "image.true_cfg_scale has no effect without image.negative_prompt, which may be empty"
     if asked.strength is not None:
         yield "image.strength has no effect without a picture to start from"
@@ -82,6 +100,7 @@ def generation(params: ImageParams, prompt: str, seed: int | None, plan: Executi
         "true_cfg_scale": f"{params.true_cfg_scale:g}" if params.guided else None,
         "seed": seed,
         "size": f"{params.width}x{params.height}",
+        "frames": params.frames if params.frames > 1 else None,
         "steps": params.steps,
         "sigmas": json.dumps(params.sigmas) if params.sigmas else None,
         "model": Path(plan.model.path).name,

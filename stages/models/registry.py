@@ -17,6 +17,7 @@ _PACKAGES = {
     "synthetic_dag": "synthetic",
     "qwen3_omni": "qwen3_omni",
     "qwen_image": "qwen_image",
+    "wan": "wan",
 }
 FAMILIES = tuple(_PACKAGES)
 
@@ -68,7 +69,10 @@ class ImageContract:
     """Which pictures a checkpoint draws, and what a request gets that leaves something open. Sizes in pixels.
 
     Width and height are multiples of `multiple`, and `most_pixels` their product at most. `true_cfg_scale` is None for
-    a model without guidance: then it reads no negative prompt either. `least_steps` is what its noise schedule needs.
+    a model without guidance: then it reads no negative prompt either; `negative_prompt` is what a request gets that has
+    none, and None leaves it without guidance. `least_steps` is what the noise schedule needs, and `sigmas` whether it
+    takes levels of a request's own. Videos have `frames`, one and then multiples of `frame_multiple`, `most_frames` at
+    most; pictures have 1.
     """
 
     width: int
@@ -78,6 +82,11 @@ class ImageContract:
     most_pixels: int
     least_steps: int = 1
     true_cfg_scale: float | None = None
+    negative_prompt: str | None = None
+    sigmas: bool = True
+    frames: int = 1
+    frame_multiple: int = 1
+    most_frames: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import torch
 from stages.config import StageSpec
 from stages.errors import RequestRefused, StageError, describe
 from stages.messages import REQUEST, ImageParams, StageRequest
-from stages.payload import Payload
+from stages.payload import Payload, Scalar
 from stages.runners.base import Emission, Output, RowResult
 from stages.runners.tensors import read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
@@ -38,7 +38,7 @@ class Condition:
 
 @dataclass(slots=True)
 class Canvas:
-    """A picture in the making: `latents` [1, tokens, channels], and `schedule`, a noise scheduler of its own that knows
+    """A picture or video in the making: `latents` [1, ...], and `schedule`, a noise scheduler of its own that knows
     the `timesteps` [steps] and where it stands; None once there are no more steps."""
 
     latents: torch.Tensor
@@ -47,7 +47,12 @@ class Canvas:
 
 
 class Stepper(Protocol):
-    """What a pipeline does in each of its parts. One request's texts and canvas never see another's."""
+    """What a pipeline does in each of its parts. One request's texts and canvas never see another's.
+
+    `fps` are the frames a second of its videos, 0 for pictures.
+    """
+
+    fps: float
 
     def load(self, device: torch.device, dtype: torch.dtype) -> int:
         """Loads the modules; returns the bytes that they hold."""
@@ -75,15 +80,16 @@ class Stepper(Protocol):
     def predict(
         self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
     ) -> torch.Tensor:
-        """One forward over all rows, of one shape: latents [rows, tokens, channels], timesteps [rows]."""
+        """One forward over all rows, of one shape: latents [rows, ...], timesteps [rows]."""
         ...
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
-        """Both predictions of one request as one, each [1, tokens, channels]."""
+        """Both predictions of one request as one, each [1, ...]."""
         ...
 
     def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
-        """float32 [height, width, 3] in 0 to 1, on the CPU, from the latents of one request."""
+        """float32 [height, width, 3], of a video [frames, height, width, 3], in 0 to 1, on the CPU, from the latents of
+        one request."""
         ...
 
 
@@ -284,8 +290,17 @@ class DiffusionRunner:
                 f"the latents are not finite after {picture.asks.steps} steps: there is no picture in them"
             )
         pixels = (self._stepper.decode(picture.image, latents) * 255).round().to(torch.uint8)
-        payload = Payload(tensors=(to_payload("image", pixels),), meta=picture.meta)
-        outputs = tuple(Output(modality=name, units=1, payload=payload) for name in picture.request.outputs)
+        meta: tuple[tuple[str, Scalar], ...] = picture.meta
+        if pixels.ndim == 4:
+            meta = (*meta, ("fps", self._stepper.fps))
+        outputs = tuple(
+            Output(
+                modality=name,
+                units=1,
+                payload=Payload(tensors=(to_payload(name.partition("_")[0], pixels),), meta=meta),
+            )
+            for name in picture.request.outputs
+        )
         units = 0 if self._denoises else row.units
         return RowResult(uid=row.uid, units=units, finished="stop", outputs=outputs)
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.config import StageTuning
-from stages.errors import CheckpointError
 from stages.models.cache import cache_root
-from stages.models.checkpoint import read_json, weight_problems
-from stages.models.qwen_image.tiny import DEFAULTS_FILE, tiny_checkpoint
+from stages.models.checkpoint import read_json
+from stages.models.pipeline_folder import own_defaults, pipeline_problems
+from stages.models.qwen_image.tiny import tiny_checkpoint
 from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
 PIPELINE = "QwenImagePipeline"
@@ -21,38 +21,17 @@ _STEP_TOKENS = 32_768
 _PROMPT_TOKENS = 512
 _COMPLETE = InputContract(modes=("complete",))
 _WEIGHTS = ("transformer", "vae", "text_encoder")
-_CONFIGS = (
-    "model_index.json",
-    "scheduler/scheduler_config.json",
-    *(f"{part}/config.json" for part in _WEIGHTS),
-    "tokenizer/tokenizer_config.json",
-)
 
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
-    """Problems of a checkpoint folder, a line each; with `dummy` it needs no weights."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return (f"model.path: {folder}: no such folder",)
-    absent = [f"{folder / name}: no such file" for name in _CONFIGS if not (folder / name).is_file()]
-    if absent:
-        return tuple(absent)
-    try:
-        kind = read_json(folder / "model_index.json").get("_class_name")
-        image(path)
-    except (CheckpointError, ValueError) as error:
-        return (str(error),)
-    if kind != PIPELINE:
-        return (f"{folder / 'model_index.json'}: _class_name is {kind!r}, not {PIPELINE!r}",)
-    if load_format == "dummy":
-        return ()
-    return tuple(problem for part in _WEIGHTS for problem in weight_problems(folder / part))
+    """Problems of a checkpoint folder, a line each."""
+    return pipeline_problems(path, load_format, kind=PIPELINE, weights=_WEIGHTS, image=image)
 
 
 def image(model_path: str) -> ImageContract:
     """The pipeline's own defaults, or those in the folder's `omni.json`. Raises CheckpointError."""
     folder = Path(model_path)
-    own = read_json(folder / DEFAULTS_FILE) if (folder / DEFAULTS_FILE).exists() else {}
+    own = own_defaults(folder)
     vae = read_json(folder / "vae" / "config.json")
     schedule = read_json(folder / "scheduler" / "scheduler_config.json")
     return ImageContract(

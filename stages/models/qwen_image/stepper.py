@@ -5,19 +5,13 @@ modules.
 """
 
 import copy
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers import (
-    AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
-    QwenImagePipeline,
-    QwenImageTransformer2DModel,
-)
+from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift, retrieve_timesteps
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
@@ -25,9 +19,9 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGene
 from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
-from stages.models.checkpoint import read_json
 from stages.runners.diffusion import Canvas, Condition
-from stages.runners.loading import Slot, build, fill_random, load_weights
+from stages.runners.loading import Route, Slot
+from stages.runners.pipeline_parts import PipelineParts
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 512
@@ -42,45 +36,38 @@ PARTS = ("transformer", "vae", "text_encoder")
 class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`."""
 
+    fps = 0.0
+
     def __init__(self, model: ModelSpec, *, parts: Sequence[str] = PARTS, tiled_pixels: int = TILED_PIXELS) -> None:
         self._parts = parts
-        self._folder = Path(model.path)
-        self._dummy = model.load_format == "dummy"
+        self._model = model
         self._tiled_pixels = tiled_pixels
 
     def load(self, device: torch.device, dtype: torch.dtype) -> int:
         self._device, self._dtype = device, dtype
-        modules = {part: build(partial(self._module, part), device=device, dtype=dtype) for part in self._parts}
-        held = sum(self._fill(part, module) for part, module in modules.items())
+        parts = PipelineParts(self._model)
+        makers: dict[str, tuple[Callable[[], nn.Module], Route]] = {
+            "transformer": (lambda: QwenImageTransformer2DModel.from_config(parts.config("transformer")), Slot),
+            "vae": (lambda: AutoencoderKLQwenImage.from_config(parts.config("vae")), Slot),
+            "text_encoder": (lambda: _text_encoder(parts.folder / "text_encoder"), _text_encoder_slot),
+        }
+        modules = {
+            part: parts.module(part, make, device=device, dtype=dtype, route=route)
+            for part, (make, route) in makers.items()
+            if part in self._parts
+        }
         self._pipeline = QwenImagePipeline(
-            scheduler=FlowMatchEulerDiscreteScheduler.from_pretrained(self._folder / "scheduler"),
-            tokenizer=AutoTokenizer.from_pretrained(self._folder / "tokenizer"),
+            scheduler=parts.scheduler(),
+            tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
             **{**dict.fromkeys(PARTS), **modules},
         )
         # What the pipeline reads off its modules, of which this stage may have one only.
-        vae, transformer = self._config("vae"), self._config("transformer")
+        vae, transformer = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
         self._channels = transformer.get("in_channels", 64) // 4
         self._features = transformer.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
-        return held
-
-    def _config(self, part: str) -> dict[str, Any]:
-        return read_json(self._folder / part / "config.json")
-
-    def _module(self, part: str) -> nn.Module:
-        folder = self._folder / part
-        if part == "text_encoder":
-            return Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
-        kind = QwenImageTransformer2DModel if part == "transformer" else AutoencoderKLQwenImage
-        module: nn.Module = kind.from_config(self._config(part))
-        return module
-
-    def _fill(self, part: str, module: nn.Module) -> int:
-        if self._dummy:
-            return fill_random(module, seed=0)
-        route = _text_encoder_slot if part == "text_encoder" else Slot
-        return load_weights(module, self._folder / part, prefix="", route=route, mapped=True)
+        return parts.held
 
     def least(self) -> ImageParams:
         side = self._multiple
@@ -175,6 +162,11 @@ def _padded(embeds: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | No
         return padded, None
     places = torch.arange(max(lengths), device=padded.device)
     return padded, (places < torch.tensor(lengths, device=padded.device)[:, None]).long()
+
+
+def _text_encoder(folder: Path) -> nn.Module:
+    module: nn.Module = Qwen2_5_VLForConditionalGeneration(AutoConfig.from_pretrained(folder))
+    return module
 
 
 def _text_encoder_slot(name: str) -> Slot:

@@ -7,15 +7,14 @@ torch. Fetches nothing.
 
 import hashlib
 import json
-import math
-import os
-import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.errors import CheckpointError
 from stages.models.cache import built_once
+from stages.models.pipeline_folder import DEFAULTS_FILE
+from stages.models.random_weights import fill, write_elsewhere
 
 SEED = 20_240_804
 # Raise it when what `write` makes of the values below changes.
@@ -65,7 +64,6 @@ _VISION: dict[str, Any] = {
 _TEXT_GAIN = 3.0  # of the projections through which a picture attends to its prompt
 # What a request is given that leaves it open: with the published defaults the tiny model would draw for minutes.
 DEFAULTS = {"width": 128, "height": 128, "steps": 8}
-DEFAULTS_FILE = "omni.json"
 
 
 def name() -> str:
@@ -76,18 +74,7 @@ def name() -> str:
 
 def tiny_checkpoint(root: Path) -> Path:
     """The folder of the tiny checkpoint below `root`, built if it is not there. Raises CheckpointError, OSError."""
-    return built_once(root, name(), _write_elsewhere)
-
-
-def _write_elsewhere(folder: Path) -> None:
-    command = [sys.executable, "-m", __name__, str(folder)]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, cwd=Path(__file__).parents[3], env=environ, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise CheckpointError(f"building the tiny Qwen-Image failed with exit code {done.returncode}: {last}")
+    return built_once(root, name(), partial(write_elsewhere, __name__))
 
 
 def write(folder: Path) -> None:
@@ -108,30 +95,10 @@ def write(folder: Path) -> None:
         transformer=QwenImageTransformer2DModel(**_TRANSFORMER),
     )
     for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
-        _fill(module)
+        fill(module, seed=SEED, gains={"add_": _TEXT_GAIN, "embed_tokens": 0.0})
     pipeline.register_modules(tokenizer=_tokenizer(pipeline.prompt_template_encode))
     pipeline.save_pretrained(folder)
     (folder / DEFAULTS_FILE).write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
-
-
-def _fill(module: Any) -> None:
-    """Normal values that keep the size of what passes through, so that prompts and seeds can be told apart: with the
-    usual small ones the picture hardly depends on the prompt."""
-    import torch
-
-    with torch.no_grad():
-        for name, tensor in module.state_dict(keep_vars=True).items():
-            generator = torch.Generator().manual_seed(
-                int.from_bytes(hashlib.blake2b(f"{SEED}:{name}".encode(), digest_size=7).digest())
-            )
-            if tensor.ndim > 1:
-                fan_in = math.prod(tensor.shape[1:])
-                deviation = 1.0 if "embed_tokens" in name else (_TEXT_GAIN if "add_" in name else 1.0) * fan_in**-0.5
-                tensor.normal_(0.0, deviation, generator=generator)
-            elif name.endswith("bias"):
-                tensor.normal_(0.0, 0.1, generator=generator)
-            else:
-                tensor.fill_(1.0)
 
 
 def _tokenizer(template: str) -> Any:

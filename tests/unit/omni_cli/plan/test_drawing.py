@@ -1,5 +1,7 @@
 """What is refused, decided and noted of a picture that is asked for, before anything starts."""
 
+from dataclasses import replace
+
 import pytest
 from pydantic import ValidationError
 
@@ -73,6 +75,28 @@ def test_what_is_out_of_range_is_refused_by_the_schema(asked):
 def test_fewer_steps_than_the_noise_schedule_needs_are_refused(plan, asked):
     (problem,) = problems(plan, **asked)
     assert "needs 2 steps at least" in problem
+
+
+@pytest.mark.parametrize(
+    ("able", "asked", "says"),
+    [
+        ({}, {"frames": 5}, "draws single pictures"),
+        ({"most_frames": 33, "frame_multiple": 4}, {"frames": 10}, "1 more than a multiple of 4: 9, 13"),
+        ({"most_frames": 33, "frame_multiple": 4}, {"frames": 37}, "at most 33"),
+        ({"sigmas": False}, {"sigmas": (1.0, 0.5)}, "takes no other levels"),
+    ],
+)
+def test_what_this_model_does_not_draw_is_refused(plan, able, asked, says):
+    (problem,) = problems(plan.model_copy(update={"image": replace(ABLE, **able)}), **asked)
+    assert says in problem
+
+
+def test_a_model_may_guide_without_being_asked_to():
+    able = replace(ABLE, negative_prompt="", most_frames=33, frame_multiple=4, frames=9)
+    params, notes = drawing(able, ImageConfig(true_cfg_scale=3.0))
+    assert (params.guided, params.frames, notes) == (True, 9, ())
+    params, notes = drawing(able, ImageConfig(true_cfg_scale=1.0, frames=5))
+    assert (params.guided, params.frames, notes) == (False, 5, ())
 
 
 def test_a_pipeline_that_draws_nothing_refuses_to(plan):

@@ -31,6 +31,7 @@ class Asked:
     negative: str | None = None
     seed: int = 1
     sigmas: tuple[float, ...] = ()
+    frames: int = 1
 
     @property
     def image(self) -> ImageParams:
@@ -38,6 +39,7 @@ class Asked:
             width=self.size[0],
             height=self.size[1],
             steps=len(self.sigmas) or self.steps,
+            frames=self.frames,
             true_cfg_scale=self.scale,
             negative_prompt=self.negative,
             sigmas=self.sigmas,
@@ -46,8 +48,9 @@ class Asked:
     def request(self, uid: int) -> StageRequest:
         turn = ChatMessage(role="user", parts=(Part(kind="text", text=self.prompt),))
         return StageRequest(
-            uid=uid, seed=self.seed, inputs=(), consumers=(), outputs=("image",), conversation=(turn,), image=self.image
-        )
+            uid=uid, seed=self.seed, inputs=(), consumers=(), outputs=("image" if self.frames == 1 else "video",),
+            conversation=(turn,), image=self.image,
+        )  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -121,7 +124,7 @@ class Studio:
             elif isinstance(event, OutputProduced) and event.ref is not None:
                 payload = InlineReader().get(event.ref)
                 session.drawn[event.uid].payload = payload
-                session.drawn[event.uid].pixels = from_payload(payload.tensor("image")).numpy()
+                session.drawn[event.uid].pixels = from_payload(payload.tensor(event.modality)).numpy()
             elif isinstance(event, StageFailed):
                 session.drawn[event.uid].error = event.error.message
             elif isinstance(event, StageCancelled):

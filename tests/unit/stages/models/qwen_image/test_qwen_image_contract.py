@@ -9,6 +9,8 @@ from safetensors.torch import load_file, save_file
 
 from stages.config import ModelSpec
 from stages.errors import CheckpointError
+from stages.models import random_weights
+from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.qwen_image import tiny
 from stages.models.qwen_image.contract import check_model, image
 from stages.models.qwen_image.stepper import QwenImageStepper
@@ -49,7 +51,7 @@ def test_another_pipeline_and_a_cut_shard_are_named(copied):
 
 def test_defaults_are_the_pipeline_s_own_unless_the_folder_has_others(copied):
     assert (image(str(copied)).width, image(str(copied)).steps) == (128, 8)
-    (copied / tiny.DEFAULTS_FILE).unlink()
+    (copied / DEFAULTS_FILE).unlink()
     rewrite(copied / "scheduler" / "scheduler_config.json", shift_terminal=0.02)
     found = image(str(copied))
     assert (found.width, found.height, found.steps, found.true_cfg_scale) == (1024, 1024, 50, 4.0)
@@ -62,7 +64,7 @@ def test_the_embedded_default_is_built_once_and_from_values_alone(tiny_folder, t
     for path in tiny_folder.rglob("*"):
         if path.is_file():
             assert path.read_bytes() == (again / path.relative_to(tiny_folder)).read_bytes(), path
-    monkeypatch.setattr(tiny.sys, "executable", "false")
+    monkeypatch.setattr(random_weights.sys, "executable", "false")
     with pytest.raises(CheckpointError, match="exit code 1"):
         tiny.tiny_checkpoint(tmp_path)
     assert list((tmp_path / "checkpoints").iterdir()) == []

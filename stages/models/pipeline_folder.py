@@ -1,0 +1,48 @@
+"""A checkpoint folder of a diffusers pipeline: a subfolder a part, with its configuration and weights. Torch-free.
+
+What a folder says of its own defaults stands in `omni.json`; published ones have none.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stages.errors import CheckpointError
+from stages.models.checkpoint import read_json, weight_problems
+from stages.models.registry import ImageContract
+
+DEFAULTS_FILE = "omni.json"
+
+
+def own_defaults(folder: Path) -> dict[str, Any]:
+    """Raises CheckpointError for a file that is no JSON."""
+    return read_json(folder / DEFAULTS_FILE) if (folder / DEFAULTS_FILE).exists() else {}
+
+
+def pipeline_problems(
+    path: str, load_format: str, *, kind: str, weights: Sequence[str], image: Callable[[str], ImageContract]
+) -> tuple[str, ...]:
+    """Problems of a folder, a line each. `kind` is the pipeline's class, `weights` are the parts that have some; with
+    `dummy` they need none."""
+    folder = Path(path)
+    if not folder.is_dir():
+        return (f"model.path: {folder}: no such folder",)
+    configs = (
+        "model_index.json",
+        "scheduler/scheduler_config.json",
+        *(f"{part}/config.json" for part in weights),
+        "tokenizer/tokenizer_config.json",
+    )
+    absent = [f"{folder / name}: no such file" for name in configs if not (folder / name).is_file()]
+    if absent:
+        return tuple(absent)
+    try:
+        found = read_json(folder / "model_index.json").get("_class_name")
+        image(path)
+    except (CheckpointError, ValueError) as error:
+        return (str(error),)
+    if found != kind:
+        return (f"{folder / 'model_index.json'}: _class_name is {found!r}, not {kind!r}",)
+    if load_format == "dummy":
+        return ()
+    return tuple(problem for part in weights for problem in weight_problems(folder / part))

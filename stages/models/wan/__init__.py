@@ -1,0 +1,1 @@
+"""Wan: videos from text, over diffusers' own modules."""

@@ -1,0 +1,82 @@
+"""What the planner knows of Wan without loading it: its one stage, files, sizes and lengths of videos. Torch-free."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from stages.config import StageTuning
+from stages.models.cache import cache_root
+from stages.models.checkpoint import read_json
+from stages.models.pipeline_folder import own_defaults, pipeline_problems
+from stages.models.registry import FamilyContract, ImageContract, StageContract
+from stages.models.wan.tiny import tiny_checkpoint
+
+PIPELINE = "WanPipeline"
+FPS = 16.0
+# What diffusers' pipeline takes where nothing is said.
+_WIDTH, _HEIGHT, _FRAMES, _STEPS, _GUIDANCE_SCALE = 832, 480, 81, 50, 5.0
+_MOST_PIXELS, _MOST_FRAMES = 1280 * 720, 81
+_STEP_TOKENS = 151_200
+"""Latent tokens of a step: one guided video of 1280x720 and 81 frames, which has 75600."""
+_WEIGHTS = ("transformer", "vae", "text_encoder")
+
+
+def check_model(path: str, load_format: str) -> tuple[str, ...]:
+    """Problems of a checkpoint folder, a line each."""
+    problems = pipeline_problems(path, load_format, kind=PIPELINE, weights=_WEIGHTS, image=video)
+    if problems:
+        return problems
+    index = read_json(Path(path) / "model_index.json")
+    if index.get("boundary_ratio") is not None or index.get("expand_timesteps"):
+        return (f"{Path(path) / 'model_index.json'}: a Wan with two transformers or a timestep a token is not known",)
+    return ()
+
+
+def video(model_path: str) -> ImageContract:
+    """The pipeline's own defaults, or those in the folder's `omni.json`. Raises CheckpointError."""
+    folder = Path(model_path)
+    own = own_defaults(folder)
+    vae = read_json(folder / "vae" / "config.json")
+    transformer = read_json(folder / "transformer" / "config.json")
+    return ImageContract(
+        width=int(own.get("width", _WIDTH)),
+        height=int(own.get("height", _HEIGHT)),
+        steps=int(own.get("steps", _STEPS)),
+        multiple=int(vae.get("scale_factor_spatial", 8)) * int(transformer.get("patch_size", (1, 2, 2))[1]),
+        most_pixels=int(own.get("most_pixels", _MOST_PIXELS)),
+        true_cfg_scale=_GUIDANCE_SCALE,
+        negative_prompt="",
+        sigmas=False,
+        frames=int(own.get("frames", _FRAMES)),
+        frame_multiple=int(vae.get("scale_factor_temporal", 4)),
+        most_frames=int(own.get("most_frames", _MOST_FRAMES)),
+    )
+
+
+def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
+    """The largest payload: a video, 8 bits a channel."""
+    able = video(model_path)
+    return able.most_pixels * able.most_frames * 3
+
+
+def default_model() -> str:
+    """The folder of the tiny checkpoint, built on first use."""
+    return str(tiny_checkpoint(cache_root(os.environ)))
+
+
+CONTRACTS: Mapping[str, FamilyContract] = {
+    "wan": FamilyContract(
+        name="wan",
+        stages={
+            "painter": StageContract(
+                execution_type="diffusion", outputs=("video",), tuning=StageTuning(step_tokens=_STEP_TOKENS)
+            ),
+        },
+        media=(),
+        has_weights=True,
+        check_model=check_model,
+        default_model=default_model,
+        edge_bytes=edge_bytes,
+        image=video,
+    )
+}

@@ -1,0 +1,50 @@
+"""Loads the parts of a diffusers folder, strictly: built on their device, filled tensor by tensor. Knows no model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import torch
+from torch import nn
+
+from stages.config import ModelSpec
+from stages.models.checkpoint import read_json
+from stages.runners.loading import Route, Slot, build, fill_random, load_weights
+
+
+class PipelineParts:
+    """`held` counts the bytes of what was loaded."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.folder = Path(model.path)
+        self.held = 0
+        self._dummy = model.load_format == "dummy"
+
+    def config(self, part: str) -> dict[str, Any]:
+        return read_json(self.folder / part / "config.json")
+
+    def module(
+        self,
+        part: str,
+        factory: Callable[[], nn.Module],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        route: Route = Slot,
+    ) -> Any:
+        """The part that `factory` makes, with its weights. Raises CheckpointError."""
+        module = build(factory, device=device, dtype=dtype)
+        for name, parameter in module.named_parameters():
+            if set(name.split(".")) & set(getattr(module, "_keep_in_fp32_modules", None) or ()):
+                parameter.data = parameter.data.float()  # as `from_pretrained` leaves them
+        if self._dummy:
+            self.held += fill_random(module, seed=0)
+        else:
+            self.held += load_weights(module, self.folder / part, prefix="", route=route, mapped=True)
+        return module
+
+    def scheduler(self) -> Any:
+        """The noise scheduler that the folder names."""
+        kind = read_json(self.folder / "scheduler" / "scheduler_config.json")["_class_name"]
+        return getattr(diffusers, kind).from_pretrained(self.folder / "scheduler")
