@@ -48,6 +48,8 @@ _IMAGE = ("size", "steps", "true_cfg_scale", "negative_prompt", "sigmas")
 _UNSUPPORTED = ("store",)
 _UNSUPPORTED_WITHOUT_WEIGHTS = ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
 
+_AT_ONCE = 4096  # characters of text; media are always more
+
 DEFAULT_VOICE = "default"  # on every recipe: whoever speaks if nobody is named. Clients cannot leave the voice out
 
 
@@ -125,11 +127,14 @@ class Preparer:
         return replace(found, requests=tuple(replace(request, tokenize=kind) for request in found.requests))
 
     async def conversation(self, messages: Sequence[Message]) -> Conversation:
-        """Reads what the messages name, then decodes it in a thread."""
+        """Reads what the messages name, then decodes it: in a thread, unless that is done sooner than a thread runs."""
         turns: list[tuple[str, list[tuple[str, str | bytes | Path, str]]]] = []
         for index, message in enumerate(messages):
             role = "system" if message.role == "developer" else message.role
             turns.append((role, await self._parts(message, f"messages[{index}].content")))
+        sizes = (len(c) if isinstance(c, str) else _AT_ONCE for _, parts in turns for _, c, _ in parts)
+        if sum(64 + size for size in sizes) < _AT_ONCE:
+            return self._decode(turns)
         return await asyncio.to_thread(self._decode, turns)
 
     async def _parts(self, message: Message, label: str) -> list[tuple[str, str | bytes | Path, str]]:

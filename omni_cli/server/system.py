@@ -25,7 +25,7 @@ _UNWELL: dict[int | str, dict[str, Any]] = {
 _STARTED_S = int(time.time())
 
 
-def the_service(request: Request) -> Service:
+async def the_service(request: Request) -> Service:
     found: Service = request.app.state.service
     return found
 
@@ -53,7 +53,7 @@ def require_output(service: Service, output: str, path: str) -> None:
         raise not_supported(service, path)
 
 
-def the_traceparent(request: Request) -> str | None:
+async def the_traceparent(request: Request) -> str | None:
     """The caller's place in a trace of its own. One that is none is ignored, as the standard wants it: it never fails a
     request. https://www.w3.org/TR/trace-context/#traceparent-header"""
     given = request.headers.getlist("traceparent")
