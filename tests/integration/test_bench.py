@@ -50,19 +50,26 @@ def test_all_overheads_are_measured_in_one_run_and_written_to_a_page(tmp_path: P
     assert sorted(path.name for path in tmp_path.iterdir()) == ["performance.md"]
 
 
-def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "until"),
+    [
+        (("overhead", "--quick"), "first events"),
+        (("run", "recipe=synthetic", "synthetic.delay_ms.talker=1000", "--frames", "1"), "1 at once: 8 requests"),
+    ],
+)
+def test_an_interrupted_benchmark_leaves_nothing(verb: tuple[str, ...], until: str, tmp_path: Path) -> None:
     with leaves_nothing():
-        bench = start("bench", "overhead", cwd=tmp_path)
+        bench = start("bench", *verb, cwd=tmp_path)
         assert bench.stderr is not None
         for line in bench.stderr:
-            if line.startswith("requests: pair 1 "):
+            if line.startswith(until):
                 break
         bench.send_signal(signal.SIGINT)
         out, err = bench.communicate(timeout=60)
     assert bench.returncode == 130
     assert "Traceback" not in err
     assert out == ""
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ([] if verb[0] == "overhead" else ["outputs"])
 
 
 def test_loads_of_both_kinds_are_measured_in_one_deployment(tmp_path: Path) -> None:
@@ -115,8 +122,6 @@ def test_text_alone_of_the_whole_deployment(tmp_path: Path) -> None:
     (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
     assert list(level["steps"]) == ["thinker"]
     assert {"ttfa_ms", "rtf", "xrt"} & set(level["figures"]) == set()
-    refused = omni("bench", "run", "recipe=synthetic", "deploy.outputs=[audio]", "--text-only", cwd=tmp_path)
-    assert (refused.code, "text is not deployed" in refused.err) == (2, True)
 
 
 @pytest.mark.parametrize("stage", ["talker", "code2wav"])
@@ -124,14 +129,14 @@ def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -
     chunks = {"first_chunk_frames": 2, "chunk_frames": 5}
     words = ("recipe=qwen3_omni", *(f"deploy.stages.code2wav.{key}={frames}" for key, frames in chunks.items()))
     given = ("--bandwidth", "20") if stage == "code2wav" else ()
-    options = ("--stage", stage, "--batch", "1,3", "--context", "40", "--steps", "6", *given)
+    options = ("--stage", stage, "--batch", "1,3", "--context", "40", "--steps", "4", *given)
     with leaves_nothing():
         done = omni("bench", "stage", *words, *options, "--json", "s.json", "--write", "page.md", cwd=tmp_path)
     assert done.code == 0, done.err
     measured = json.loads((tmp_path / "s.json").read_text())
     figures = measured["figures"]
     for batch in (1, 3):
-        assert len(figures[f"batch_{batch}_step_ms"]["samples"]) == 6
+        assert len(figures[f"batch_{batch}_step_ms"]["samples"]) == 4
         assert min(figures[f"batch_{batch}_step_ms"]["samples"]) > 0
         assert figures[f"batch_{batch}_prefill_ms"]["median"] > 0
         assert figures[f"batch_{batch}_floor_ms"]["median"] > 0
@@ -140,24 +145,10 @@ def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -
         assert figures["batch_3_floor_ms"]["median"] > figures["batch_1_floor_ms"]["median"]
     else:
         assert measured["machine"]["bandwidth"] == "20 GB/s"
-        assert "frames_computed 90" in done.out  # 6 steps of 3 requests, 5 frames each
+        assert "frames_computed 60" in done.out  # 4 steps of 3 requests, 5 frames each
     page = (tmp_path / "page.md").read_text()
     assert f"<!-- omni bench stage qwen3_omni auto {stage}: begin -->" in page
     assert f"`omni bench stage {' '.join((*words, *options))} --seed 0`" in page
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("recipe=synthetic",), "the plan has thinker, talker, code2wav"),
-        (("recipe=synthetic", "--stage", "talker"), "cannot feed `talker` alone"),
-        (("recipe=synthetic", "--stage", "thinker", "--batch", "1,4000"), "raise deploy.stages.thinker.max_batch"),
-    ],
-)
-def test_what_cannot_be_measured_alone_is_refused(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = omni("bench", "stage", *words, cwd=tmp_path)
-    assert done.code == 2
-    assert says in done.err
 
 
 def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
@@ -191,8 +182,3 @@ def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: 
     printed = [compared["times_better"][f"{side} / {sides[2]}"]["requests/s"] for side in sides[:2]]
     assert printed == [f"{rate / rates[2]:.{2 if rate / rates[2] < 10 else 1}f} x" for rate in rates[:2]]
     assert "<!-- omni bench compare qwen3_omni auto: begin -->" in (tmp_path / "page.md").read_text()
-
-
-def test_a_family_without_generate_is_not_compared(tmp_path: Path) -> None:
-    done = omni("bench", "compare", "recipe=synthetic", cwd=tmp_path)
-    assert (done.code, "`synthetic` has no `generate`" in done.err) == (2, True)

@@ -1,0 +1,44 @@
+"""What cannot be measured is refused before anything is started."""
+
+import pytest
+
+from omni_cli.bench.compare import comparable
+from omni_cli.bench.prepared import Prepared
+from omni_cli.bench.sized import SizedRequests
+from omni_cli.bench.stage import StageBench
+from omni_cli.errors import ConfigError
+from stages.models.registry import RequestSize
+
+
+@pytest.mark.parametrize(
+    ("stage", "batch", "says"),
+    [
+        ("", 1, "--stage is missing: the plan has thinker, talker, code2wav"),
+        ("taker", 1, "--stage taker: the plan has thinker, talker, code2wav"),
+        ("talker", 1, "cannot feed `talker` alone"),
+        ("thinker", 4000, "raise deploy.stages.thinker.max_batch"),
+    ],
+)
+def test_a_stage_alone(stage: str, batch: int, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        StageBench(
+            prepared=Prepared.of(["recipe=synthetic"], ""),
+            name=stage,
+            batches=(1, batch),
+            context=1,
+            steps=1,
+            seed=0,
+            bandwidth=0.0,
+        )
+
+
+def test_an_output_that_is_not_deployed() -> None:
+    prepared = Prepared.of(["recipe=synthetic", "deploy.outputs=[audio]"], "")
+    size = RequestSize(prompt_tokens=1, text_tokens=1, frames=1)
+    with pytest.raises(ConfigError, match=r"text is not deployed; there is audio \(deploy.outputs\)"):
+        SizedRequests.of(prepared.loaded, prepared.plan, size, 0, text_only=True)
+
+
+def test_a_family_without_generate() -> None:
+    with pytest.raises(ConfigError, match="`synthetic` has no `generate` to be compared with"):
+        comparable(["recipe=synthetic"], "")
