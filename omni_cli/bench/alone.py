@@ -5,7 +5,7 @@ Worker, scheduler and runner are those of a run; so are its rings. Nobody reads 
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from omni_cli.errors import StageFailure
 from omni_cli.launch.process import StageProcess
@@ -37,12 +37,8 @@ def lonely_spec(plan: ExecutionPlan, stage: str, run_id: str) -> StageSpec:
     return replace(spec, inputs=tuple(replace(edge, connector="inline", rings=()) for edge in spec.inputs))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
-    """A request for one stage. `feed` is empty for a stage that is asked itself."""
-
-    request: OmniRequest
-    feed: Feed = ()
+Order = tuple[OmniRequest, Feed]
+"""A request for one stage, and what it is fed; nothing for a stage that is asked itself."""
 
 
 class LonelyStage:
@@ -56,13 +52,15 @@ class LonelyStage:
     def carry(self, orders: Sequence[Order], pieces: Sequence[int]) -> list[StepDone]:
         """All steps until the last order is done. Messages are delivered in `pieces`, so many to each order, the next
         when the step over those before it is done. StageFailure if one fails."""
-        uids = [next(self._uids) for _ in orders]
-        numbered = list(zip(uids, orders, strict=True))
-        streams = [self._messages(uid, order.feed) for uid, order in numbered]
-        submits: list[Command] = [Submit(request=self._submitted(uid, order)) for uid, order in numbered]
+        streams, submits, running = [], list[Command](), set[int]()
+        for request, feed in orders:
+            uid = next(self._uids)
+            running.add(uid)
+            streams.append(self._messages(uid, feed))
+            submits.append(Submit(request=self._submitted(uid, request, fed=bool(feed))))
         left = iter(pieces)
         self._send([*submits, *_next(streams, next(left, 0))])
-        running, steps = set(uids), list[StepDone]()
+        steps: list[StepDone] = []
         while running:
             report = receive(self._process)
             commands: list[Command] = []
@@ -80,16 +78,16 @@ class LonelyStage:
             self._send(commands)
         return steps
 
-    def _submitted(self, uid: int, order: Order) -> StageRequest:
-        spec, request = self._spec, order.request
+    def _submitted(self, uid: int, request: OmniRequest, *, fed: bool) -> StageRequest:
+        spec = self._spec
         return StageRequest(
             uid=uid,
             seed=request.seed,
-            inputs=tuple(edge.producer for edge in spec.inputs if order.feed),
+            inputs=tuple(edge.producer for edge in spec.inputs if fed),
             consumers=tuple(edge.consumer for edge in spec.consumers if edge.consumer != REQUEST),
             outputs=spec.outputs,
             sampling=request.sampling.get(spec.stage, Sampling()),
-            conversation=() if order.feed else request.conversation,
+            conversation=() if fed else request.conversation,
             voice=request.voice,
             options=request.options,
         )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from omni_cli.bench.deployment import carry, deployed
 from omni_cli.bench.figure import Aim, Figure
-from omni_cli.bench.workload import OUTPUTS, PROMPT, WORDS, make
+from omni_cli.bench.throughput import OUTPUTS, PROMPT, WORDS, make
 from omni_cli.errors import LaunchError, StageFailure
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan

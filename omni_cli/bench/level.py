@@ -11,7 +11,7 @@ from omni_cli.bench.served import Served
 from omni_cli.bench.steps import StageLoad, StepLog
 from omni_cli.streams import say
 
-SPREAD_NOTE = "Two numbers in a cell are the median and the 99th percentile."
+SPREAD_NOTE = "Two numbers in a cell are the median and the 99th percentile, of fewer than 100 the largest."
 _LEVELS = (
     "load", "done", "failed", "TTFT ms", "TTFA ms", "gap ms", "underruns", "pre-buffer ms", "RTF", "xRT", "requests/s",
 )  # fmt: skip

@@ -6,12 +6,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omni_cli.bench.first_event import measure_first_events
-from omni_cli.bench.hop import measure_hops
+from omni_cli.bench.message import measure_hops, measure_transfers
 from omni_cli.bench.prepared import machine_facts
 from omni_cli.bench.report import Report, aims
-from omni_cli.bench.throughput import measure_throughput
-from omni_cli.bench.transfer import measure_transfers
-from omni_cli.bench.workload import WORDS
+from omni_cli.bench.throughput import WORDS, measure_throughput
 from omni_cli.config.load import load_config
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan

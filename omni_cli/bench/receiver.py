@@ -1,4 +1,4 @@
-"""The receiving process of `transfer`: reads each payload in place and says when it had it.
+"""The receiving process of a transfer: reads each payload in place and says when it had it.
 
 It runs as a stage process; it imports what a stage may import, so that its start costs what a stage's does.
 """

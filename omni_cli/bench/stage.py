@@ -7,9 +7,10 @@ by arithmetic instead.
 
 import secrets
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from random import Random
 
-from omni_cli.bench.alone import LonelyStage, Order, lonely_spec
+from omni_cli.bench.alone import LonelyStage, lonely_spec
 from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Figure, by_key, number, spread
 from omni_cli.bench.prepared import Prepared
@@ -22,7 +23,7 @@ from omni_cli.plan.model import StagePlan
 from omni_cli.streams import say
 from stages.events import StepDone
 from stages.messages import REQUEST
-from stages.models.registry import RequestSize
+from stages.models.registry import Feed, RequestSize
 from stages.runners.copy_rate import FACT, tell_copy_rate
 
 _TEXT_TOKENS = 64  # of the text that a talker speaks
@@ -128,15 +129,12 @@ class StageBench:
         text = _TEXT_TOKENS if self._fed else steps + 1
         size = RequestSize(prompt_tokens=self.context, text_tokens=text, frames=frames)
         requests = SizedRequests.of(self.prepared.loaded, self.prepared.plan, size, self.seed)
-        orders = [self._order(requests, number) for number in range(batch)]
+        orders = [(requests.make(number), self._feed(size, requests.draw(number))) for number in range(batch)]
         return lonely.carry(orders, (1,) if autoregressive else (first, *[then] * steps))
 
-    def _order(self, requests: SizedRequests, number: int) -> Order:
-        order = Order(request=requests.make(number))
+    def _feed(self, size: RequestSize, draw: Random) -> Feed:
         feed = self.prepared.loaded.family.feed
-        if not self._fed or feed is None:
-            return order
-        return replace(order, feed=feed(self.prepared.plan.model.path, self.name, requests.size, requests.draw(number)))
+        return feed(self.prepared.plan.model.path, self.name, size, draw) if feed is not None and self._fed else ()
 
     def _judged(self, batch: int, steps: Sequence[StepDone]) -> BatchSteps:
         usual = self.stage.tuning.chunk_frames or 1
@@ -152,16 +150,14 @@ class StageBench:
                 f"no step of {self.name} had all {batch} requests in it: lower --context, or raise "
                 f"deploy.stages.{self.name}.kv_blocks or memory_fraction"
             )
-        before = [step for step in steps if step.index < measured[0].index]
-        floor = self.prepared.loaded.family.step_bytes
+        floor, model = self.prepared.loaded.family.step_bytes, self.prepared.plan.model
         floor_ms = None
         if floor is not None and self.bandwidth:
             behind = self.context + len(measured) // 2
-            nbytes = floor(self.prepared.plan.model.path, self.name, self.prepared.plan.model.dtype, batch, behind)
-            floor_ms = 1e3 * nbytes / self.bandwidth
+            floor_ms = 1e3 * floor(model.path, self.name, model.dtype, batch, behind) / self.bandwidth
         return BatchSteps(
             batch=batch,
             load=stage_load(self.name, "unit", [measured], 1.0, ()),
-            prefill_ms=sum((step.end_ns - step.t_ns) / 1e6 for step in before),
+            prefill_ms=sum((step.end_ns - step.t_ns) / 1e6 for step in steps if step.index < measured[0].index),
             floor_ms=floor_ms,
         )

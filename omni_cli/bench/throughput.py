@@ -12,17 +12,37 @@ from pathlib import Path
 from omni_cli.bench.deployment import Deployment, carry, deployed
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.load import closed_loop
-from omni_cli.bench.workload import CONCURRENCY, OUTPUTS, UNITS, make
 from omni_cli.errors import StageFailure, TraceError
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
+from omni_cli.runtime.request import OmniRequest
 from omni_cli.streams import say
 from omni_cli.trace.check import check
 from omni_cli.trace.reader import TraceReader
+from stages.messages import ChatMessage, Part
+
+# `synthetic` without any delay, so that only the machinery is measured
+CONCURRENCY = 32
+FRAMES = 8
+PROMPT = "one two three four five six seven eight"  # eight tokens of the synthetic tokenizer
+OUTPUTS = ("text", "audio")
+UNITS = {"text": len(PROMPT.split()), "audio": FRAMES}
+
+WORDS = (
+    "recipe=synthetic",
+    *(f"deploy.stages.{stage}.max_batch={CONCURRENCY}" for stage in ("thinker", "talker", "code2wav")),
+    f"synthetic.frames={FRAMES}",
+)
 
 AIM_RATE = Aim(kind="at least", limit=300.0)
 AIM_TRACE = Aim(kind="at most", limit=3.0)
+
+
+def make(number: int) -> OmniRequest:
+    """Text and speech, the same each time but for its id and its seed."""
+    conversation = (ChatMessage(role="user", parts=(Part(kind="text", text=PROMPT),)),)
+    return OmniRequest(request_id=str(number), seed=number, conversation=conversation, outputs=OUTPUTS)
 
 
 @dataclass(frozen=True, slots=True)
