@@ -65,7 +65,8 @@ class ChatMessage:
 class ImageParams:
     """How a picture is drawn, or a video of several `frames`; nothing is left open. `width` and `height` in pixels.
 
-    `sigmas` are noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`.
+    `strength` is how much of the picture that the request brings is drawn anew, None if it brings none. `sigmas` are
+    noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`.
     """
 
     width: int
@@ -74,6 +75,7 @@ class ImageParams:
     frames: int = 1
     true_cfg_scale: float = 1.0
     negative_prompt: str | None = None
+    strength: float | None = None
     sigmas: tuple[float, ...] = ()
 
     @property

@@ -49,7 +49,8 @@ class Task:
             return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
         if plan.image is None:
             return self
-        image, idle = drawing(plan.image, self.line.request.image)
+        picture = "image" in (self.keep or converse(self.line)).kinds
+        image, idle = drawing(plan.image, self.line.request.image, picture=picture)
         return replace(self, image=image, notes=(*self.notes, *idle))
 
     def pictures(self, taken: set[str]) -> "tuple[Task, ...]":

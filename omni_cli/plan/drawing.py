@@ -62,8 +62,9 @@ def _near(side: int, multiple: int, up: bool) -> int:
     return max(1 + up, side // multiple + up) * multiple
 
 
-def drawing(able: ImageContract, asked: ImageConfig) -> tuple[ImageParams, tuple[str, ...]]:
-    """A request without problems, with everything decided; and what it sets that cannot act."""
+def drawing(able: ImageContract, asked: ImageConfig, *, picture: bool = False) -> tuple[ImageParams, tuple[str, ...]]:
+    """A request without problems, with everything decided; and what it sets that cannot act. `picture` says that it
+    brings one to start from."""
     width, height = asked.pixels or (able.width, able.height)
     scale = able.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale
     params = ImageParams(
@@ -73,6 +74,7 @@ def drawing(able: ImageContract, asked: ImageConfig) -> tuple[ImageParams, tuple
         frames=asked.frames or able.frames,
         true_cfg_scale=scale if able.true_cfg_scale is not None and scale is not None else 1.0,
         negative_prompt=able.negative_prompt if asked.negative_prompt is None else asked.negative_prompt,
+        strength=(asked.strength or able.strength) if picture else None,
         sigmas=asked.sigmas,
     )
     return params, tuple(_idle(able, asked, params))
@@ -86,7 +88,7 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield f"image.negative_prompt has no effect: {why}"
     if asked.true_cfg_scale is not None and asked.true_cfg_scale > 1 and not params.guided:
         yield "image.true_cfg_scale has no effect without image.negative_prompt, which may be empty"
-    if asked.strength is not None:
+    if asked.strength is not None and params.strength is None:
         yield "image.strength has no effect without a picture to start from"
     if asked.sigmas and asked.steps is not None and asked.steps != len(asked.sigmas):
         yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
@@ -102,6 +104,7 @@ def generation(params: ImageParams, prompt: str, seed: int | None, plan: Executi
         "size": f"{params.width}x{params.height}",
         "frames": params.frames if params.frames > 1 else None,
         "steps": params.steps,
+        "strength": params.strength,
         "sigmas": json.dumps(params.sigmas) if params.sigmas else None,
         "model": Path(plan.model.path).name,
         "recipe": plan.recipe,

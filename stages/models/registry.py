@@ -71,8 +71,8 @@ class ImageContract:
     Width and height are multiples of `multiple`, and `most_pixels` their product at most. `true_cfg_scale` is None for
     a model without guidance: then it reads no negative prompt either; `negative_prompt` is what a request gets that has
     none, and None leaves it without guidance. `least_steps` is what the noise schedule needs, and `sigmas` whether it
-    takes levels of a request's own. Videos have `frames`, one and then multiples of `frame_multiple`, `most_frames` at
-    most; pictures have 1.
+    takes levels of a request's own. `strength` is that of a picture to start from, None for a model that takes none.
+    Videos have `frames`, one and then multiples of `frame_multiple`, `most_frames` at most; pictures have 1.
     """
 
     width: int
@@ -84,6 +84,7 @@ class ImageContract:
     true_cfg_scale: float | None = None
     negative_prompt: str | None = None
     sigmas: bool = True
+    strength: float | None = None
     frames: int = 1
     frame_multiple: int = 1
     most_frames: int = 1

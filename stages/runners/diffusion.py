@@ -17,13 +17,14 @@ from stages.errors import RequestRefused, StageError, describe
 from stages.messages import REQUEST, ImageParams, StageRequest
 from stages.payload import Payload, Scalar
 from stages.runners.base import Emission, Output, RowResult
-from stages.runners.tensors import read_all, to_payload
+from stages.runners.tensors import from_payload, read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
 _KEPT_TEXTS = 16  # encoded texts that are kept: the empty negative prompt, the prompt of several pictures
 _WARM_UP = -1
 # What the messages between the three stages carry.
 _TEXTS = ("prompt", "negative_prompt")
+_START = "start"
 _LATENTS = "latents"
 _WARNING = "warning"
 
@@ -72,9 +73,14 @@ class Stepper(Protocol):
         """A text of one token that says nothing, for the warm-up of a stage that encodes none."""
         ...
 
-    def begin(self, image: ImageParams, seed: int) -> Canvas:
-        """The noise, and the schedule at its start. The same seed gives the noise that the pipeline itself draws with a
-        CPU generator of that seed."""
+    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
+        """The latents of a picture to start from, uint8 [height, width, 3] of any size. Raises RequestRefused where
+        the model takes none."""
+        ...
+
+    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
+        """The noise, over `start` if there is one, and the schedule at its start. The same seed gives what the pipeline
+        itself draws with a CPU generator of that seed."""
         ...
 
     def predict(
@@ -102,6 +108,7 @@ class _Picture:
     texts: tuple[str, ...]
     asks: Denoising
     conditions: tuple[Condition, ...] = ()
+    pixels: torch.Tensor | None = None
     canvas: Canvas | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -174,15 +181,27 @@ class DiffusionRunner:
         return self._pictures[uid].asks
 
     def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
-        """Encoded texts from the stage before, or the latents of a picture that is denoised."""
+        """The request's picture; encoded texts from the stage before; or the latents of what is denoised."""
         picture = self._pictures[uid]
+        if producer == REQUEST:
+            self._take_pixels(picture, payload)
+            return
         tensors = {name: tensor.to(self._device) for name, tensor in read_all(payload).items()}
         picture.warnings += (str(value) for name, value in payload.meta if name == _WARNING)
         if _LATENTS in tensors:
             picture.canvas = Canvas(tensors[_LATENTS])
         elif tensors:
             picture.conditions = tuple(Condition(tensors[name]) for name in _TEXTS if name in tensors)
-            picture.canvas = self._stepper.begin(picture.image, picture.request.seed)
+            picture.canvas = self._stepper.begin(picture.image, picture.request.seed, tensors.get(_START))
+
+    def _take_pixels(self, picture: _Picture, payload: Payload) -> None:
+        if len(payload.tensors) != 1:
+            raise RequestRefused(f"a picture is drawn from one picture at most, not from {len(payload.tensors)}")
+        picture.pixels = from_payload(payload.tensors[0])
+        height, width = picture.pixels.shape[:2]
+        if (width, height) != (picture.image.width, picture.image.height):
+            size = f"{picture.image.width}x{picture.image.height}"
+            picture.warnings.append(f"the given picture is {width}x{height} and was scaled to {size}")
 
     def prompt_tokens(self, uid: int) -> int:
         """Latent tokens of a step: a text is counted when it is encoded."""
@@ -218,10 +237,15 @@ class DiffusionRunner:
         picture = self._pictures[row.uid]
         picture.conditions = tuple(self._condition(text) for text in picture.texts)
         picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
+        start = None
+        if picture.pixels is not None:
+            start = self._stepper.encode_picture(picture.image, picture.pixels, picture.request.seed)
         if not self._denoises:
-            texts = {name: c.embeds for name, c in zip(_TEXTS, picture.conditions, strict=False)}
-            return RowResult(uid=row.uid, units=0, finished="stop", emissions=self._handed_on(picture, texts))
-        picture.canvas = self._stepper.begin(picture.image, picture.request.seed)
+            tensors = {name: c.embeds for name, c in zip(_TEXTS, picture.conditions, strict=False)}
+            tensors |= {} if start is None else {_START: start}
+            emissions = self._handed_on(picture, tensors)
+            return RowResult(uid=row.uid, units=row.units, finished="stop", emissions=emissions)
+        picture.canvas = self._stepper.begin(picture.image, picture.request.seed, start)
         return RowResult(uid=row.uid, units=0)
 
     def _handed_on(self, picture: _Picture, tensors: Mapping[str, torch.Tensor]) -> tuple[Emission, ...]:

@@ -118,7 +118,8 @@ def draw(ended: Ended) -> None:
     assert processes(ended) == {"painter.0"}
     drawn = {name: result["artifacts"][0] for name, result in ended.results.items()}
     sizes = {name: (artifact["width"], artifact["height"]) for name, artifact in drawn.items()}
-    assert sizes == {"boat": (64, 64), "wide": (96, 32), "two-0": (64, 64), "two-1": (64, 64)}
+    assert sizes == {**dict.fromkeys(("boat", "two-0", "two-1", "again"), (64, 64)), "wide": (96, 32)}
+    assert drawn["again"]["warnings"] == ["the given picture is 8x8 and was scaled to 64x64"]
     assert [ended.results[name]["seed"] for name in ("two-0", "two-1")] == [1, 2]
     for name, artifact in drawn.items():
         with Image.open(ended.run / artifact["path"]) as picture:

@@ -14,7 +14,7 @@ from stages.models.registry import FamilyContract, ImageContract, InputContract,
 PIPELINE = "QwenImagePipeline"
 MOST_PIXELS = 2048 * 2048
 # What diffusers' pipeline takes where nothing is said.
-_SIDE, _STEPS, _TRUE_CFG_SCALE = 1024, 50, 4.0
+_SIDE, _STEPS, _TRUE_CFG_SCALE, _STRENGTH = 1024, 50, 4.0, 0.6
 _STEP_TOKENS = 32_768
 """Latent tokens of a step: 4 guided pictures of 1024x1024, which has 4096."""
 
@@ -44,17 +44,18 @@ def image(model_path: str) -> ImageContract:
         # Stretching the schedule to its end divides by what the only step leaves, which is nothing.
         least_steps=2 if schedule.get("shift_terminal") else 1,
         true_cfg_scale=_TRUE_CFG_SCALE,
+        strength=_STRENGTH,
     )
 
 
 def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
-    """The largest payload: a picture, 8 bits a channel; two encoded texts; latents. Numbers are float32 at most."""
-    if consumer == "request":
+    """The largest payload: a picture of 8 bits a channel; else latents, and two texts before them, in float32."""
+    if "request" in (producer, consumer):
         return MOST_PIXELS * 3
     config = read_json(Path(model_path) / "transformer" / "config.json")
-    if producer == "text_encoder":
-        return 2 * _PROMPT_TOKENS * int(config.get("joint_attention_dim", 3584)) * 4
-    return MOST_PIXELS // image(model_path).multiple ** 2 * int(config.get("in_channels", 64)) * 4
+    latents = MOST_PIXELS // image(model_path).multiple ** 2 * int(config.get("in_channels", 64)) * 4
+    texts = 2 * _PROMPT_TOKENS * int(config.get("joint_attention_dim", 3584)) * 4
+    return latents + texts if producer == "text_encoder" else latents
 
 
 def default_model() -> str:
@@ -86,7 +87,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 execution_type="llm_generation", inputs={"denoiser": _COMPLETE}, outputs=("image",), memory_share=2
             ),
         },
-        media=(),
+        media=("image",),
         has_weights=True,
         check_model=check_model,
         default_model=default_model,

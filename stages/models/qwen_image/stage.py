@@ -5,8 +5,8 @@ from stages.models.qwen_image.stepper import PARTS, QwenImageStepper
 from stages.runners.base import ModelRunner
 from stages.runners.diffusion import DiffusionRunner
 
-# What each of the three stages loads; a painter loads everything.
-_PARTS = {"text_encoder": ("text_encoder",), "denoiser": ("transformer",), "vae": ("vae",)}
+# What each of the three stages loads; a painter loads everything. The first also reads a picture to start from.
+_PARTS = {"text_encoder": ("text_encoder", "vae"), "denoiser": ("transformer",), "vae": ("vae",)}
 
 
 def build_runner(spec: StageSpec) -> ModelRunner:

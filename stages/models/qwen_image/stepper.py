@@ -7,12 +7,14 @@ modules.
 import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from diffusers import AutoencoderKLQwenImage, QwenImagePipeline, QwenImageTransformer2DModel
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift, retrieve_timesteps
+from diffusers.pipelines.qwenimage.pipeline_qwenimage_img2img import retrieve_latents
+from diffusers.utils.torch_utils import randn_tensor
+from PIL import Image
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGeneration
 
@@ -80,7 +82,9 @@ class QwenImageStepper:
             )
         tokens = (image.width // self._multiple) * (image.height // self._multiple)
         return Denoising(
-            steps=image.steps, tokens=tokens * (2 if image.guided else 1), shape=(image.width, image.height)
+            steps=image.steps - _skipped(image),
+            tokens=tokens * (2 if image.guided else 1),
+            shape=(image.width, image.height),
         )
 
     def encode(self, text: str) -> Condition:
@@ -96,21 +100,25 @@ class QwenImageStepper:
     def blank(self) -> Condition:
         return Condition(torch.zeros(1, self._features, device=self._device, dtype=self._dtype))
 
-    def begin(self, image: ImageParams, seed: int) -> Canvas:
+    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
+        """As QwenImageImg2ImgPipeline: [1, 1, channels, height / 8, width / 8]."""
+        vae = self._pipeline.vae
+        processor = self._pipeline.image_processor
+        scaled = processor.preprocess(Image.fromarray(pixels.numpy()), height=image.height, width=image.width)
+        scaled = scaled.unsqueeze(2).to(device=self._device, dtype=vae.dtype)
+        latents = retrieve_latents(vae.encode(scaled), generator=torch.Generator().manual_seed(seed))
+        mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
+        start: torch.Tensor = ((latents - mean) * (1.0 / deviation)).transpose(1, 2)
+        return start
+
+    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
         pipeline = self._pipeline
-        latents = pipeline.prepare_latents(
-            1,
-            self._channels,
-            image.height,
-            image.width,
-            self._dtype,
-            self._device,
-            torch.Generator().manual_seed(seed),
-        )
+        generator = torch.Generator().manual_seed(seed)
         schedule = copy.deepcopy(pipeline.scheduler)
         config = schedule.config
+        tokens = (image.width // self._multiple) * (image.height // self._multiple)
         shift = calculate_shift(
-            latents.shape[1],
+            tokens,
             config.get("base_image_seq_len", 256),
             config.get("max_image_seq_len", 4096),
             config.get("base_shift", 0.5),
@@ -118,8 +126,19 @@ class QwenImageStepper:
         )
         sigmas = image.sigmas or np.linspace(1.0, 1 / image.steps, image.steps)
         timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, mu=shift)
-        schedule.set_begin_index(0)
-        return Canvas(latents, schedule, timesteps)
+        skipped = _skipped(image)
+        schedule.set_begin_index(skipped)
+        if start is None:
+            size = (self._channels, image.height, image.width)
+            latents = pipeline.prepare_latents(1, *size, self._dtype, self._device, generator)
+            return Canvas(latents, schedule, timesteps)
+        # The generator has drawn the picture's own latents before it draws the noise.
+        randn_tensor(start.shape, generator=generator, device=self._device, dtype=self._dtype)
+        noise = randn_tensor(start.shape, generator=generator, device=self._device, dtype=self._dtype)
+        latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], noise)
+        rows, columns = start.shape[-2:]
+        latents = pipeline._pack_latents(latents, 1, self._channels, rows, columns)
+        return Canvas(latents, schedule, timesteps[skipped:])
 
     def predict(
         self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
@@ -143,15 +162,24 @@ class QwenImageStepper:
     def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
         pipeline, vae = self._pipeline, self._pipeline.vae
         unpacked = pipeline._unpack_latents(latents, image.height, image.width, pipeline.vae_scale_factor).to(vae.dtype)
-
-        def channels(values: Any) -> torch.Tensor:
-            return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(unpacked.device, unpacked.dtype)
-
-        scaled = unpacked / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)
+        mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
+        scaled = unpacked / (1.0 / deviation) + mean
         vae.use_tiling = image.width * image.height > self._tiled_pixels
         decoded = vae.decode(scaled, return_dict=False)[0][:, :, 0]
         pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
         return pixels[0].permute(1, 2, 0).float().cpu().contiguous()
+
+    def _channel(self, values: Sequence[float]) -> torch.Tensor:
+        """A value for each channel of the VAE's latents."""
+        vae = self._pipeline.vae
+        return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(self._device, vae.dtype)
+
+
+def _skipped(image: ImageParams) -> int:
+    """Steps that are not taken since the picture to start from stands for them."""
+    if image.strength is None:
+        return 0
+    return int(max(image.steps - min(image.steps * image.strength, image.steps), 0))
 
 
 def _padded(embeds: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:

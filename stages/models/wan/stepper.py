@@ -98,7 +98,10 @@ class WanStepper:
         shape = (PROMPT_TOKENS, transformer.config.text_dim)
         return Condition(torch.zeros(shape, device=self._device, dtype=transformer.dtype))
 
-    def begin(self, image: ImageParams, seed: int) -> Canvas:
+    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
+        raise RequestRefused("this model starts from no picture")
+
+    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
         schedule = copy.deepcopy(self._pipeline.scheduler)
         schedule.set_timesteps(image.steps, device=self._device)
         schedule.set_begin_index(0)

@@ -91,6 +91,13 @@ def test_what_this_model_does_not_draw_is_refused(plan, able, asked, says):
     assert says in problem
 
 
+def test_a_picture_to_start_from_brings_a_strength():
+    able = replace(ABLE, strength=0.6)
+    assert drawing(able, ImageConfig(), picture=True)[0].strength == 0.6
+    params, notes = drawing(able, ImageConfig(strength=0.3), picture=True)
+    assert (params.strength, notes) == (0.3, ())
+
+
 def test_a_model_may_guide_without_being_asked_to():
     able = replace(ABLE, negative_prompt="", most_frames=33, frame_multiple=4, frames=9)
     params, notes = drawing(able, ImageConfig(true_cfg_scale=3.0))

@@ -8,14 +8,25 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.config import ModelSpec, StageSpec
-from stages.connectors.inline import InlineReader
+from stages.config import EdgeSpec, ModelSpec, StageSpec
+from stages.connectors.inline import InlineReader, InlineWriter
 from stages.events import OutputProduced, StageCancelled, StageFailed, StepDone
-from stages.messages import Cancel, ChatMessage, ImageParams, Part, StageRequest, Submit, Turn
+from stages.messages import (
+    REQUEST,
+    Cancel,
+    ChatMessage,
+    Deliver,
+    ImageParams,
+    Part,
+    StageRequest,
+    StreamMessage,
+    Submit,
+    Turn,
+)
 from stages.models.qwen_image.stepper import QwenImageStepper
 from stages.payload import Payload
 from stages.runners.diffusion import DiffusionRunner
-from stages.runners.tensors import from_payload
+from stages.runners.tensors import array_payload, from_payload
 from stages.schedulers.diffusion import DiffusionScheduler
 from stages.worker.loop import StageWorker
 
@@ -32,6 +43,8 @@ class Asked:
     seed: int = 1
     sigmas: tuple[float, ...] = ()
     frames: int = 1
+    picture: np.ndarray | None = None
+    strength: float = 0.6
 
     @property
     def image(self) -> ImageParams:
@@ -42,15 +55,31 @@ class Asked:
             frames=self.frames,
             true_cfg_scale=self.scale,
             negative_prompt=self.negative,
+            strength=None if self.picture is None else self.strength,
             sigmas=self.sigmas,
         )
 
     def request(self, uid: int) -> StageRequest:
         turn = ChatMessage(role="user", parts=(Part(kind="text", text=self.prompt),))
         return StageRequest(
-            uid=uid, seed=self.seed, inputs=(), consumers=(), outputs=("image" if self.frames == 1 else "video",),
-            conversation=(turn,), image=self.image,
+            uid=uid, seed=self.seed, inputs=() if self.picture is None else (REQUEST,), consumers=(),
+            outputs=("image" if self.frames == 1 else "video",), conversation=(turn,), image=self.image,
         )  # fmt: skip
+
+
+MEDIA = EdgeSpec(producer=REQUEST, consumer="painter", mode="complete", connector="inline", rings=())
+
+
+def delivery(uid: int, picture: np.ndarray, consumer: str = "painter") -> Deliver:
+    ref, _ = InlineWriter("").put([Payload(tensors=(array_payload("media0", picture),))])
+    message = StreamMessage(uid=uid, producer=REQUEST, consumer=consumer, seq=0, units=1, eos=True, ref=ref)
+    return Deliver(message=message)
+
+
+def gradient(width: int, height: int) -> np.ndarray:
+    """A picture to start from."""
+    rows, columns = np.mgrid[0:height, 0:width]
+    return np.stack([rows * 255 // height, columns * 255 // width, (rows + columns) % 256], axis=-1).astype(np.uint8)
 
 
 @dataclass(kw_only=True)
@@ -81,7 +110,7 @@ class Studio:
         model = ModelSpec(path=str(folder), load_format="auto", dtype="float32")
         self.spec = StageSpec(
             run_id="test", family="qwen_image", stage="painter", replica=0, generation=0, execution_type="diffusion",
-            model=model, devices=(), max_batch=max_batch, memory_fraction=0.0, threads=1, inputs=(), consumers=(),
+            model=model, devices=(), max_batch=max_batch, memory_fraction=0.0, threads=1, inputs=(MEDIA,), consumers=(),
             outputs=("image",),
         )  # fmt: skip
         self.stepper = stepper or QwenImageStepper(model)
@@ -93,13 +122,15 @@ class Studio:
         """All of them, each after as many steps of the stage as `arrivals` says. `leaving` cancels some of them after
         so many steps of the stage."""
         scheduler = DiffusionScheduler(max_batch or self.spec.max_batch, self.runner.denoising)
-        self.worker = StageWorker(self.spec, self.runner, scheduler, {}, {}, count().__next__)
+        self.worker = StageWorker(self.spec, self.runner, scheduler, {REQUEST: InlineReader()}, {}, count().__next__)
         session = Session(drawn={uid: Drawn() for uid in range(len(asked))})
         coming = dict(enumerate(arrivals or [0] * len(asked)))
         leaving = dict(leaving or {})
         turn, busy = 0, True
         while busy or coming or leaving:
-            commands = [Submit(request=asked[uid].request(uid)) for uid, at in coming.items() if at <= turn]
+            due = [uid for uid, at in coming.items() if at <= turn]
+            commands = [Submit(request=asked[uid].request(uid)) for uid in due]
+            commands += [delivery(uid, asked[uid].picture) for uid in due if asked[uid].picture is not None]
             commands += [Cancel(uid=uid) for uid, at in leaving.items() if at <= turn]
             coming = {uid: at for uid, at in coming.items() if at > turn}
             leaving = {uid: at for uid, at in leaving.items() if at > turn}

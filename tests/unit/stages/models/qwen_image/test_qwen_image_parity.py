@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from stages.config import ModelSpec
 from stages.models.qwen_image.stepper import QwenImageStepper
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
 
 TOLERANCE = 1e-5
 
@@ -107,3 +108,43 @@ def test_a_prompt_that_is_too_long_counts_up_to_a_limit_and_the_result_says_so(s
 def test_what_is_no_prompt_is_refused(studio):
     assert "100000 are read" in studio.draw(Asked(prompt="a" * 100_001)).drawn[0].error
     assert "multiples of 16" in studio.draw(Asked(size=(64, 40))).drawn[0].error
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(picture=gradient(64, 64), steps=5),
+        Asked(picture=gradient(90, 50), size=(64, 32), steps=7, strength=0.35, seed=3, negative="bad"),
+        Asked(picture=gradient(64, 64), steps=4, strength=1.0),
+        Asked(picture=gradient(8, 200), steps=1, strength=0.01),
+    ],
+    ids=lambda asked: f"{asked.picture.shape}-{asked.strength}",
+)
+def test_from_a_picture_it_equals_the_pipeline_for_that(two_forwards, studio, reference, asked):
+    from diffusers import QwenImageImg2ImgPipeline
+
+    pipeline = QwenImageImg2ImgPipeline(**reference.components)
+    pipeline.set_progress_bar_config(disable=True)
+
+    def made(output: str):
+        return pipeline(
+            asked.prompt, image=Image.fromarray(asked.picture), strength=asked.strength,
+            negative_prompt=asked.negative, true_cfg_scale=asked.scale, width=asked.size[0], height=asked.size[1],
+            num_inference_steps=asked.steps, generator=torch.Generator().manual_seed(asked.seed), output_type=output,
+        ).images  # fmt: skip
+
+    session = two_forwards.draw(asked)
+    assert torch.equal(session.drawn[0].latents, made("latent"))
+    assert (session.drawn[0].pixels == np.asarray(made("pil")[0])).all()
+    assert session.counts()[0] == asked.steps - int(max(asked.steps - asked.steps * asked.strength, 0))
+    assert (studio.draw(asked).drawn[0].latents - session.drawn[0].latents).abs().max() <= TOLERANCE
+    scaled = asked.picture.shape[1::-1] != asked.size
+    assert ("was scaled to" in dict(session.drawn[0].payload.meta).get("warning", "")) is scaled
+
+
+def test_pictures_and_texts_share_their_steps(studio):
+    asked = [Asked(picture=gradient(64, 64), steps=6), Asked(steps=6), Asked(picture=gradient(64, 64), steps=6, seed=9)]
+    session = studio.draw(*asked)
+    for uid, one in enumerate(asked):
+        assert (session.drawn[uid].latents - studio.draw(one).drawn[0].latents).abs().max() <= TOLERANCE
+    assert max(len(step.rows) for step in session.steps) == 3

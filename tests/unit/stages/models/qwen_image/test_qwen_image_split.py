@@ -1,5 +1,6 @@
 """Text encoder, denoiser and VAE as three stages draw what one stage draws, to the bit."""
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -13,7 +14,7 @@ from stages.models.registry import build_runner
 from stages.runners.tensors import from_payload
 from stages.schedulers.registry import create_scheduler
 from stages.worker.loop import StageWorker
-from tests.unit.stages.models.qwen_image.studio import Asked
+from tests.unit.stages.models.qwen_image.studio import MEDIA, Asked, delivery, gradient
 
 CHAIN = ("text_encoder", "denoiser", "vae")
 
@@ -31,7 +32,8 @@ def worker(folder, index: int) -> StageWorker:
     spec = StageSpec(
         run_id="test", family="qwen_image", stage=name, replica=0, generation=0, execution_type=contract.execution_type,
         model=ModelSpec(path=str(folder), load_format="auto", dtype="float32"), devices=(), max_batch=4,
-        memory_fraction=0.0, threads=1, inputs=edge(index), consumers=edge(index + 1), outputs=contract.outputs,
+        memory_fraction=0.0, threads=1, inputs=edge(index) or (replace(MEDIA, consumer=name),),
+        consumers=edge(index + 1), outputs=contract.outputs,
     )  # fmt: skip
     runner = build_runner(spec)
     runner.load()
@@ -39,7 +41,7 @@ def worker(folder, index: int) -> StageWorker:
     scheduler = create_scheduler(
         spec.execution_type, 4, denoising=runner.denoising, encodes=contract.encodes, decodes=contract.decodes
     )
-    readers = {each.producer: InlineReader() for each in spec.inputs}
+    readers = {each.producer: InlineReader() for each in (*spec.inputs, MEDIA)}
     writers = {each.consumer: InlineWriter("") for each in spec.consumers}
     return StageWorker(spec, runner, scheduler, readers, writers, count().__next__)
 
@@ -55,11 +57,14 @@ class Chain:
                 whole = one.request(uid)
                 request = StageRequest(
                     uid=uid, seed=whole.seed, image=whole.image, conversation=whole.conversation if index == 0 else (),
-                    inputs=tuple(each.producer for each in edge(index)),
+                    inputs=whole.inputs if index == 0 else (CHAIN[index - 1],),
                     consumers=tuple(each.consumer for each in edge(index + 1)),
                     outputs=("image",) if name == "vae" else (),
                 )  # fmt: skip
                 self.workers[index].apply(Turn(commands=(Submit(request=request),), sent_ns=0))
+                if whole.inputs and index == 0:
+                    deliver = delivery(uid, one.picture, "text_encoder")
+                    self.workers[0].apply(Turn(commands=(deliver,), sent_ns=0))
         found = {}
         while any(self.pass_on(index, found) for index in range(3)):
             pass
@@ -88,7 +93,13 @@ def pixels(payload):
 
 
 @pytest.mark.parametrize(
-    "asked", [Asked(), Asked(negative="bad", scale=2.5, size=(32, 64)), Asked(steps=1, sigmas=(1.0, 0.4))]
+    "asked",
+    [
+        Asked(),
+        Asked(negative="bad", scale=2.5, size=(32, 64)),
+        Asked(steps=1, sigmas=(1.0, 0.4)),
+        Asked(picture=gradient(40, 30), steps=5, seed=4),
+    ],
 )
 def test_three_stages_draw_what_one_draws(chain, studio, asked):
     (payload,) = chain.draw(asked).values()
