@@ -38,6 +38,8 @@ def _unfit(width: int, height: int, able: ImageContract) -> str:
     if width * height > able.most_pixels:
         side = int(able.most_pixels**0.5)
         return f"{width}x{height} has {width * height} pixels, more than {able.most_pixels} (as {side}x{side})"
+    if able.most_side is not None and max(width, height) > able.most_side:
+        return f"{width}x{height}: a side has {able.most_side} pixels at most"
     if not (width % able.multiple or height % able.multiple):
         return ""
     below, above = ("x".join(str(_near(side, able.multiple, up)) for side in (width, height)) for up in (False, True))

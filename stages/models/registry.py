@@ -18,6 +18,7 @@ _PACKAGES = {
     "qwen3_omni": "qwen3_omni",
     "qwen_image": "qwen_image",
     "wan": "wan",
+    "sd3": "sd3",
 }
 FAMILIES = tuple(_PACKAGES)
 
@@ -68,11 +69,12 @@ class StageContract:
 class ImageContract:
     """Which pictures a checkpoint draws, and what a request gets that leaves something open. Sizes in pixels.
 
-    Width and height are multiples of `multiple`, and `most_pixels` their product at most. `true_cfg_scale` is None for
-    a model without guidance: then it reads no negative prompt either; `negative_prompt` is what a request gets that has
-    none, and None leaves it without guidance. `least_steps` is what the noise schedule needs, and `sigmas` whether it
-    takes levels of a request's own. `strength` is that of a picture to start from, None for a model that takes none.
-    Videos have `frames`, one and then multiples of `frame_multiple`, `most_frames` at most; pictures have 1.
+    Width and height are multiples of `multiple`, at most `most_side` (None: any), and their product is `most_pixels` at
+    most. `true_cfg_scale` is None for a model without guidance: then it reads no negative prompt either;
+    `negative_prompt` is what a request gets that has none, and None leaves it without guidance. `least_steps` is what
+    the noise schedule needs, and `sigmas` whether it takes levels of a request's own. `strength` is that of a picture
+    to start from, None for a model that takes none. Videos have `frames`, one and then multiples of `frame_multiple`,
+    `most_frames` at most; pictures have 1.
     """
 
     width: int
@@ -80,6 +82,7 @@ class ImageContract:
     steps: int
     multiple: int
     most_pixels: int
+    most_side: int | None = None
     least_steps: int = 1
     true_cfg_scale: float | None = None
     negative_prompt: str | None = None

@@ -31,10 +31,12 @@ _WARNING = "warning"
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One encoded text, without padding: `embeds` [tokens, features]. `warning` says what did not fit."""
+    """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
+    `warning` says what did not fit."""
 
     embeds: torch.Tensor
     warning: str = ""
+    pooled: torch.Tensor | None = None
 
 
 @dataclass(slots=True)

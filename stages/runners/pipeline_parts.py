@@ -35,8 +35,9 @@ class PipelineParts:
     ) -> Any:
         """The part that `factory` makes, with its weights. Raises CheckpointError."""
         module = build(factory, device=device, dtype=dtype)
+        exact = set(module._keep_in_fp32_modules or ()) if isinstance(module, diffusers.ModelMixin) else set()
         for name, parameter in module.named_parameters():
-            if set(name.split(".")) & set(getattr(module, "_keep_in_fp32_modules", None) or ()):
+            if exact & set(name.split(".")):
                 parameter.data = parameter.data.float()  # as `from_pretrained` leaves them
         if self._dummy:
             self.held += fill_random(module, seed=0)

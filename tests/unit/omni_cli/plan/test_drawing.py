@@ -83,6 +83,7 @@ def test_fewer_steps_than_the_noise_schedule_needs_are_refused(plan, asked):
         ({}, {"frames": 5}, "draws single pictures"),
         ({"most_frames": 33, "frame_multiple": 4}, {"frames": 10}, "1 more than a multiple of 4: 9, 13"),
         ({"most_frames": 33, "frame_multiple": 4}, {"frames": 37}, "at most 33"),
+        ({"most_side": 512}, {"size": "1024x16"}, "a side has 512 pixels at most"),
         ({"sigmas": False}, {"sigmas": (1.0, 0.5)}, "takes no other levels"),
     ],
 )

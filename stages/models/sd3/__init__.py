@@ -1,0 +1,1 @@
+"""Stable Diffusion 3: pictures from text, over diffusers' own modules."""

@@ -1,0 +1,167 @@
+"""The parts of diffusers' StableDiffusion3Pipeline, each for itself: what its loop does, a step at a time.
+
+The arithmetic is the pipeline's own (diffusers 0.42, pipelines/stable_diffusion_3), and so are all its modules.
+Adapters for pictures and the skipping of layers are not taken over.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import torch
+from diffusers import AutoencoderKL, SD3Transformer2DModel, StableDiffusion3Pipeline
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift, retrieve_timesteps
+from torch import nn
+from transformers import AutoConfig, AutoTokenizer, CLIPTextModelWithProjection, T5EncoderModel
+
+from stages.config import ModelSpec
+from stages.errors import RequestRefused, StageError
+from stages.messages import ImageParams
+from stages.models.checkpoint import read_json
+from stages.runners.diffusion import Canvas, Condition
+from stages.runners.loading import Slot
+from stages.runners.pipeline_parts import PipelineParts
+from stages.schedulers.base import Denoising
+
+PROMPT_TOKENS = 256
+"""What T5 reads of a prompt, as in the pipeline; the two CLIP encoders read the 77 that they know."""
+PROMPT_CHARACTERS = 100_000
+
+
+class SD3Stepper:
+    """A `Stepper` over any folder of a StableDiffusion3Pipeline, with T5 or without it."""
+
+    fps = 0.0
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._model = model
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> int:
+        self._device = device
+        parts = PipelineParts(self._model)
+        index = read_json(parts.folder / "model_index.json")
+        makers: dict[str, Callable[[], nn.Module]] = {
+            "transformer": lambda: SD3Transformer2DModel.from_config(parts.config("transformer")),
+            "vae": lambda: AutoencoderKL.from_config(parts.config("vae")),
+            "text_encoder": lambda: CLIPTextModelWithProjection(_config(parts, "text_encoder")),
+            "text_encoder_2": lambda: CLIPTextModelWithProjection(_config(parts, "text_encoder_2")),
+            "text_encoder_3": lambda: _t5(parts),
+        }
+        has_t5 = index.get("text_encoder_3", [None])[0] is not None
+        if not has_t5:
+            del makers["text_encoder_3"]
+        modules = {
+            part: parts.module(part, make, device=device, dtype=dtype, route=_slot) for part, make in makers.items()
+        }
+        tokenizers = {
+            name: AutoTokenizer.from_pretrained(parts.folder / name)
+            for name in ("tokenizer", "tokenizer_2", *(("tokenizer_3",) if has_t5 else ()))
+        }
+        absent = {} if has_t5 else {"text_encoder_3": None, "tokenizer_3": None}
+        self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers, **absent)
+        self._multiple = self._pipeline.vae_scale_factor * self._pipeline.patch_size
+        return parts.held
+
+    def least(self) -> ImageParams:
+        side = self._multiple
+        return ImageParams(width=side, height=side, steps=2, true_cfg_scale=2.0, negative_prompt="")
+
+    def denoising(self, image: ImageParams) -> Denoising:
+        columns, rows = image.width // self._multiple, image.height // self._multiple
+        most = self._pipeline.transformer.config.pos_embed_max_size
+        if image.width % self._multiple or image.height % self._multiple or max(columns, rows) > most:
+            raise RequestRefused(
+                f"{image.width}x{image.height}: width and height must be multiples of {self._multiple}, at most "
+                f"{most * self._multiple}"
+            )
+        tokens = columns * rows * (2 if image.guided else 1)
+        return Denoising(steps=image.steps, tokens=tokens, shape=(image.width, image.height))
+
+    def encode(self, text: str) -> Condition:
+        if len(text) > PROMPT_CHARACTERS:
+            raise RequestRefused(f"the prompt has {len(text)} characters; {PROMPT_CHARACTERS} are read at most")
+        pipeline = self._pipeline
+        embeds, _, pooled, _ = pipeline.encode_prompt(
+            text, None, None, self._device, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS
+        )
+        reader, most = (
+            (pipeline.tokenizer, pipeline.tokenizer_max_length)
+            if pipeline.tokenizer_3 is None
+            else (pipeline.tokenizer_3, PROMPT_TOKENS)
+        )
+        tokens = len(reader(text).input_ids)
+        warning = f"the prompt has {tokens} tokens, of which the first {most} count"
+        return Condition(embeds[0], warning if tokens > most else "", pooled[0])
+
+    def blank(self) -> Condition:
+        return self.encode("")
+
+    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
+        raise RequestRefused("this model starts from no picture")
+
+    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
+        pipeline = self._pipeline
+        config, transformer = pipeline.scheduler.config, pipeline.transformer
+        latents = pipeline.prepare_latents(
+            1,
+            transformer.config.in_channels,
+            image.height,
+            image.width,
+            transformer.dtype,
+            self._device,
+            torch.Generator().manual_seed(seed),
+        )
+        shift = {}
+        if config.get("use_dynamic_shifting"):
+            shift["mu"] = calculate_shift(
+                (image.width // self._multiple) * (image.height // self._multiple),
+                config.get("base_image_seq_len", 256),
+                config.get("max_image_seq_len", 4096),
+                config.get("base_shift", 0.5),
+                config.get("max_shift", 1.16),
+            )
+        schedule = copy.deepcopy(pipeline.scheduler)
+        sigmas = list(image.sigmas) or None
+        timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, **shift)
+        return Canvas(latents, schedule, timesteps)
+
+    def predict(
+        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+    ) -> torch.Tensor:
+        predicted: torch.Tensor = self._pipeline.transformer(
+            hidden_states=latents,
+            timestep=timesteps,
+            encoder_hidden_states=torch.stack([condition.embeds for condition in conditions]),
+            pooled_projections=torch.stack([_pooled(condition) for condition in conditions]),
+            return_dict=False,
+        )[0]
+        return predicted
+
+    def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
+        return unwanted + scale * (wanted - unwanted)
+
+    def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
+        pipeline, config = self._pipeline, self._pipeline.vae.config
+        decoded = pipeline.vae.decode((latents / config.scaling_factor) + config.shift_factor, return_dict=False)[0]
+        pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
+        return pixels[0].permute(1, 2, 0).float().cpu().contiguous()
+
+
+def _pooled(condition: Condition) -> torch.Tensor:
+    if condition.pooled is None:
+        raise StageError("a text was encoded without its summary")
+    return condition.pooled
+
+
+def _config(parts: PipelineParts, part: str) -> object:
+    return AutoConfig.from_pretrained(parts.folder / part)
+
+
+def _t5(parts: PipelineParts) -> nn.Module:
+    module: nn.Module = T5EncoderModel(_config(parts, "text_encoder_3"))
+    module.tie_weights()
+    return module
+
+
+def _slot(name: str) -> Slot:
+    """The input embedding of T5 is stored under either of two names."""
+    return Slot("shared.weight" if name == "encoder.embed_tokens.weight" else name)
