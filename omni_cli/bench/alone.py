@@ -1,4 +1,4 @@
-"""One stage process without the others: what feeds it and what takes from it is here, at once, so that it never waits.
+"""One stage process without the others: what feeds it and what takes from it is here, at once.
 
 Worker, scheduler and runner are those of a run; so are its rings. Nobody reads what it hands on.
 """

@@ -65,30 +65,30 @@ def _exact(prepared: Prepared) -> bool:
 
 
 class Answers:
-    """A listener: ids and codes of answers, from what crosses inline edges. Of requests that are announced it keeps
-    those whose id is `prefix` and a number; a request that is not has its uid for a number."""
+    """A listener: ids and codes of answers, from what crosses inline edges, by the request's id without `prefix`; a
+    request that nobody has admitted goes by its uid. One id may have several answers."""
 
     def __init__(self, prefix: str = "") -> None:
         self._prefix = prefix
-        self._numbers: dict[int, int | None] = {}
-        self._found: dict[tuple[int, int], dict[str, bytes]] = defaultdict(lambda: defaultdict(bytes))
+        self._names: dict[int, str] = {}
+        self._found: dict[int, dict[str, bytes]] = defaultdict(lambda: defaultdict(bytes))
 
     def __call__(self, source: str, event: Event) -> None:
         if isinstance(event, RequestAdmitted):
-            number = event.request_id.removeprefix(self._prefix)
-            measured = event.request_id.startswith(self._prefix) and number.isdecimal()
-            self._numbers[event.uid] = int(number) if measured else None
+            self._names[event.uid] = event.request_id.removeprefix(self._prefix)
         elif isinstance(event, MessagePut) and (ref := event.message.ref) is not None and ref.inline is not None:
-            number_of = self._numbers.get(event.uid, event.uid)
             for tensor in view(ref.tensors, ref.meta, memoryview(ref.inline)).tensors:
-                if number_of is not None and tensor.name in _SEEN:
-                    self._found[event.uid, number_of][tensor.name] += bytes(tensor.data)
+                if tensor.name in _SEEN:
+                    self._found[event.uid][tensor.name] += bytes(tensor.data)
 
     def agreement(self, expected: "Answers") -> tuple[int, int]:
-        """How many answers are those that `expected` has for their number, and how many have one there."""
-        known = {number: tensors for (_, number), tensors in expected._found.items()}
-        pairs = [(tensors, known[number]) for (_, number), tensors in self._found.items() if number in known]
+        """How many answers are those that `expected` has for their id, and how many have one there."""
+        known = dict(expected._answers())
+        pairs = [(own, known[name]) for name, own in self._answers() if name in known]
         return sum(own == theirs for own, theirs in pairs), len(pairs)
+
+    def _answers(self) -> Iterator[tuple[str, dict[str, bytes]]]:
+        return ((self._names.get(uid, str(uid)), tensors) for uid, tensors in self._found.items())
 
 
 @dataclass(slots=True, kw_only=True)

@@ -104,22 +104,20 @@ def test_loads_of_both_kinds_are_measured_in_one_deployment(tmp_path: Path) -> N
     assert "| 200 a second | 6 | 0 |" in page
 
 
-def test_a_request_that_fails_under_load_is_named_and_fails_the_command(tmp_path: Path) -> None:
-    words = ("recipe=synthetic", "synthetic.fail.stage=talker", "synthetic.fail.at=3", "synthetic.fail.times=3")
+def test_text_alone_and_a_request_that_fails_is_named_and_fails_the_command(tmp_path: Path) -> None:
+    words = ("recipe=synthetic", "synthetic.fail.stage=thinker", "synthetic.fail.at=3", "synthetic.fail.times=3")
     with leaves_nothing():
-        done = omni("bench", "run", *words, "--frames", "5", "--requests", "4", cwd=tmp_path)
+        done = omni("bench", "run", *words, "--text-only", "--requests", "4", cwd=tmp_path)
     assert done.code == 1
     (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
     assert level["warm_up_failed"] == 1
     assert (level["done"], len(level["failed"])) == (2, 2)
-    assert "talker" in level["failed"][0]["error"]
-    assert "talker" in done.err
-
-
-def test_text_alone_of_the_whole_deployment(tmp_path: Path) -> None:
-    done = omni("bench", "run", "recipe=synthetic", "--text-only", "--requests", "3", cwd=tmp_path)
-    assert done.code == 0, done.err
-    (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
+    assert "thinker" in level["failed"][0]["error"]
+    assert "1 at once: 1 of the warm-up failed" in done.err
+    assert level["failed"][1]["error"] in done.err
+    assert (
+        len(level["figures"]["thinker_token_ms"]["samples"]) == len(level["figures"]["prompt_tokens"]["samples"]) == 2
+    )
     assert list(level["steps"]) == ["thinker"]
     assert {"ttfa_ms", "rtf", "xrt"} & set(level["figures"]) == set()
 
