@@ -10,7 +10,7 @@ from schemathesis.config import SchemathesisConfig
 from tests.server.serving import Server
 from tests.server.test_doors import app
 
-EXAMPLES = 500 if os.environ.get("OMNI_SOAK") else 10
+EXAMPLES = 100 if os.environ.get("OMNI_SOAK") else 10
 
 CONFIG = SchemathesisConfig.from_dict(
     {
