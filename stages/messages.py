@@ -66,7 +66,8 @@ class ImageParams:
     """How a picture is drawn, or a video of several `frames`; nothing is left open. `width` and `height` in pixels.
 
     `strength` is how much of the picture that the request brings is drawn anew, None if it brings none. `sigmas` are
-    noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`.
+    noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`. After every
+    `preview_every` steps it is shown as it is; 0 is never.
     """
 
     width: int
@@ -77,6 +78,7 @@ class ImageParams:
     negative_prompt: str | None = None
     strength: float | None = None
     sigmas: tuple[float, ...] = ()
+    preview_every: int = 0
 
     @property
     def guided(self) -> bool:

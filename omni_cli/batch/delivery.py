@@ -76,6 +76,7 @@ class Delivery:
             task.request_id,
             np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape),
             output=output,
+            index=_step(payload),
             image_format=task.line.request.image.format if task.line is not None else "png",
             metadata=generation(task.image, task.prompt, attempt.seed, self._plan) if task.image is not None else None,
         )
@@ -84,8 +85,13 @@ class Delivery:
     def _video(self, request_id: str, output: str, payload: Payload) -> ArtifactRecord:
         tensor, fps = payload.tensor("video"), float(payload.scalar("fps"))
         frames = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
-        record = self._writer.video(request_id, frames, fps=fps, output=output)
+        record = self._writer.video(request_id, frames, fps=fps, output=output, index=_step(payload))
         return replace(record, warnings=(*record.warnings, *_warnings(payload)))
+
+
+def _step(payload: Payload) -> int | None:
+    """After how many steps a preview was made; None of what is done."""
+    return next((int(value) for name, value in payload.meta if name == "step"), None)
 
 
 def _warnings(payload: Payload) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from omni_cli.config.sampling import SEEDS
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
-from omni_cli.plan.drawing import drawing
+from omni_cli.plan.drawing import drawing, shows_previews
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
 from stages.messages import ImageParams
@@ -50,7 +50,7 @@ class Task:
         if plan.image is None:
             return self
         picture = "image" in (self.keep or converse(self.line)).kinds
-        image, idle = drawing(plan.image, self.line.request.image, picture=picture)
+        image, idle = drawing(plan.image, self.line.request.image, picture=picture, previews=shows_previews(plan))
         return replace(self, image=image, notes=(*self.notes, *idle))
 
     def pictures(self, taken: set[str]) -> "tuple[Task, ...]":

@@ -41,6 +41,8 @@ class ImageConfig(ConfigModel):
     """How much of a given picture is drawn anew; without one it has no effect."""
     sigmas: Annotated[tuple[Annotated[float, Strict(), Field(gt=0, le=1)], ...], Field(max_length=MAX_STEPS)] = ()
     """Noise levels, one a step, before the model's own shift; empty spaces them evenly."""
+    preview_every: Annotated[int, Strict(), Field(ge=1, le=MAX_STEPS)] | None = None
+    """Show the picture as it is after every so many steps; null shows it when it is done."""
     format: Literal["png", "webp", "jpeg"] = "png"
     """Of the file. Only PNG keeps every pixel."""
 

@@ -64,9 +64,11 @@ def _near(side: int, multiple: int, up: bool) -> int:
     return max(1 + up, side // multiple + up) * multiple
 
 
-def drawing(able: ImageContract, asked: ImageConfig, *, picture: bool = False) -> tuple[ImageParams, tuple[str, ...]]:
+def drawing(
+    able: ImageContract, asked: ImageConfig, *, picture: bool = False, previews: bool = True
+) -> tuple[ImageParams, tuple[str, ...]]:
     """A request without problems, with everything decided; and what it sets that cannot act. `picture` says that it
-    brings one to start from."""
+    brings one to start from, `previews` that the stage which denoises can also decode."""
     width, height = asked.pixels or (able.width, able.height)
     scale = able.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale
     params = ImageParams(
@@ -78,8 +80,14 @@ def drawing(able: ImageContract, asked: ImageConfig, *, picture: bool = False) -
         negative_prompt=able.negative_prompt if asked.negative_prompt is None else asked.negative_prompt,
         strength=(asked.strength or able.strength) if picture else None,
         sigmas=asked.sigmas,
+        preview_every=(asked.preview_every or 0) if previews else 0,
     )
     return params, tuple(_idle(able, asked, params))
+
+
+def shows_previews(plan: ExecutionPlan) -> bool:
+    """Whether the stage that makes the pictures is the one that denoises them."""
+    return any(plan.stage(stage).execution_type == "diffusion" for stage in plan.outputs.values())
 
 
 def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Iterator[str]:
@@ -92,6 +100,8 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield "image.true_cfg_scale has no effect without image.negative_prompt, which may be empty"
     if asked.strength is not None and params.strength is None:
         yield "image.strength has no effect without a picture to start from"
+    if asked.preview_every is not None and not params.preview_every:
+        yield "image.preview_every has no effect: the stage that denoises does not decode"
     if asked.sigmas and asked.steps is not None and asked.steps != len(asked.sigmas):
         yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -16,7 +16,7 @@ from omni_cli.plan.drawing import generation
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server import sse
 from omni_cli.server.errors import ApiError, bad_request
-from omni_cli.server.leaving import unless_client_leaves
+from omni_cli.server.leaving import EventStream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import ImageRequest
@@ -43,6 +43,11 @@ async def generations(
     _refuse_unsupported(body)
     preparer: Preparer = request.app.state.preparer
     prepared, idle = await preparer.images(body, traceparent)
+    if body.stream:
+        held, dropped = AsyncExitStack(), asyncio.Event()
+        await unless_client_leaves(request, service.enter(prepared.requests, held))
+        bodies = _events(service, body, prepared.requests[0], [*idle, *_unused(body)], dropped)
+        return EventStream(sse.events(bodies, done=False), sse.MEDIA_TYPE, held, dropped)
     payloads = await unless_client_leaves(request, _drawn(service, prepared.requests))
     files = await asyncio.gather(
         *(
@@ -71,14 +76,13 @@ def _refuse_unsupported(body: ImageRequest) -> None:
         ("output_format", "gif", "take png, jpeg or webp"),
         ("output_format", "svg", "take png, jpeg or webp"),
         ("background", "transparent", "pictures are opaque"),
-        ("stream", True, "a picture comes as a whole"),
     ):
         if getattr(body, name) == value:
             raise bad_request(f"{name}: {value} is not supported: {why}", param=name, code="unsupported_value")
-    if body.partial_images:
-        raise bad_request(
-            "partial_images: a picture comes as a whole", param="partial_images", code="unsupported_value"
-        )
+    if body.partial_images and not body.stream:
+        raise bad_request("partial_images: they come with stream=true", param="partial_images")
+    if body.stream and body.n not in (None, 1):
+        raise bad_request("n: one picture at a time is streamed", param="n", code="unsupported_value")
 
 
 def _unused(body: ImageRequest) -> Iterator[str]:
@@ -107,6 +111,35 @@ async def _drawn(service: Service, requests: tuple[OmniRequest, ...]) -> list[Pa
     if len(found) < len(requests):
         raise ApiError(500, f"{len(requests) - len(found)} pictures ended without a pixel", "internal_error")
     return [found[one.request_id] for one in requests]
+
+
+async def _events(
+    service: Service, body: ImageRequest, request: OmniRequest, notes: list[str], dropped: asyncio.Event
+) -> AsyncGenerator[Mapping[str, Any], None]:
+    """The picture on its way, as often as was asked for, and then the picture."""
+    shown = 0
+    async with aclosing(service.chunks(request, dropped.set)) as chunks:
+        async for chunk in chunks:
+            if chunk.payload is None:
+                continue
+            data = await asyncio.to_thread(_file, service, body, request, chunk.payload)
+            params = request.image
+            told = {
+                "b64_json": data,
+                "created_at": int(time.time()),
+                "size": None if params is None else f"{params.width}x{params.height}",
+                "quality": "auto",
+                "background": "opaque",
+                "output_format": body.output_format or "png",
+                "seed": request.seed,
+            }
+            if chunk.eos:
+                warnings = list(dict.fromkeys([*notes, *_notes(chunk.payload)]))
+                usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+                yield {"type": "image_generation.completed", **told, "usage": usage, "warnings": warnings}
+            else:
+                yield {"type": "image_generation.partial_image", **told, "partial_image_index": shown}
+                shown += 1
 
 
 async def _pieces(service: Service, request: OmniRequest) -> AsyncGenerator[tuple[str, OutputChunk], None]:

@@ -18,7 +18,7 @@ from omni_cli.errors import InputError
 from omni_cli.inputs.conversation import Conversation, ConversationBuilder
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.plan.admission import request_problems
-from omni_cli.plan.drawing import drawing
+from omni_cli.plan.drawing import drawing, shows_previews
 from omni_cli.runtime.request import OmniRequest, draw_seed
 from omni_cli.server.errors import ApiError, bad_request
 from omni_cli.server.media import MediaSource, audio_data
@@ -107,7 +107,10 @@ class Preparer:
         problems = request_problems(self.service.plan, checked.request)
         if problems:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key.removeprefix("image."))
-        params, idle = drawing(able, checked.request.image)
+        previews = shows_previews(self.service.plan)
+        params, idle = drawing(able, checked.request.image, previews=previews)
+        if body.partial_images and previews:
+            params = replace(params, preview_every=-(-params.steps // (body.partial_images + 1)))
         talk = await asyncio.to_thread(self._turn, body.prompt)
         found = self._requests("img", body.n, checked.request, checked.options, talk, traceparent)
         requests = (replace(r, choice=0, seed=(r.seed + r.choice) % SEEDS, image=params) for r in found.requests)

@@ -6,7 +6,7 @@ does not depend on who shares its steps, but for the rounding of another tensor 
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -177,7 +177,8 @@ class DiffusionRunner:
         if image is None:
             raise RequestRefused("the request does not say how to draw (request.image)")
         texts = (prompt, image.negative_prompt or "") if image.guided else (prompt,)
-        return _Picture(request, image, texts, self._stepper.denoising(image))
+        asks = replace(self._stepper.denoising(image), preview_every=image.preview_every)
+        return _Picture(request, image, texts, asks)
 
     def denoising(self, uid: int) -> Denoising:
         return self._pictures[uid].asks
@@ -319,6 +320,9 @@ class DiffusionRunner:
         meta: tuple[tuple[str, Scalar], ...] = picture.meta
         if pixels.ndim == 4:
             meta = (*meta, ("fps", self._stepper.fps))
+        preview = self._denoises and row.position < picture.asks.steps
+        if preview:
+            meta = (*meta, ("step", row.position))
         outputs = tuple(
             Output(
                 modality=name,
@@ -328,7 +332,7 @@ class DiffusionRunner:
             for name in picture.request.outputs
         )
         units = 0 if self._denoises else row.units
-        return RowResult(uid=row.uid, units=units, finished="stop", outputs=outputs)
+        return RowResult(uid=row.uid, units=units, finished=None if preview else "stop", outputs=outputs)
 
     def end(self, uid: int) -> None:
         del self._pictures[uid]

@@ -128,12 +128,13 @@ class DiffusionScheduler(StreamScheduler):
         """`size` follows, and puts it into the queue."""
 
     def _advanced(self, entry: Entry, progress: RowProgress) -> None:
-        job = self._running[entry.uid]
-        if job.work == "encode":
-            job.work = "denoise"
-        elif job.work == "decode" or (entry.position == job.asks.steps and not self._decodes):
+        job, every = self._running[entry.uid], self._running[entry.uid].asks.preview_every
+        done = entry.position == job.asks.steps
+        if done and (job.work == "decode" or not self._decodes):
             raise ValueError(f"request {entry.uid} has done all its work, but has not ended")
-        elif entry.position == job.asks.steps:
+        if job.work != "denoise":
+            job.work = "denoise"
+        elif done or (self._decodes and every and progress.units and entry.position % every == 0):
             job.work = "decode"
             # to the back of those who are decoded: first done, first out
             self._running[entry.uid] = self._running.pop(entry.uid)

@@ -105,8 +105,7 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
         ("response_format", "url", "b64_json"),
         ("output_format", "svg", "webp"),
         ("background", "transparent", "opaque"),
-        ("stream", True, "whole"),
-        ("partial_images", 1, "whole"),
+        ("partial_images", 1, "stream=true"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_its_name(painter, field, value, says):
@@ -115,6 +114,18 @@ def test_what_cannot_be_drawn_is_refused_with_its_name(painter, field, value, sa
     assert error["param"].partition("[")[0] == field
     assert says in error["message"]
     assert painter.took_on() == before
+
+
+def test_a_picture_is_streamed_with_what_it_is_on_its_way(painter):
+    client = openai.OpenAI(base_url=f"{painter.url}/v1", api_key="none", max_retries=0)
+    asked = {"model": "qwen_image", "prompt": "a bell", "size": "64x32", "extra_body": {"seed": 5, "steps": 9}}
+    events = list(client.images.generate(**asked, stream=True, partial_images=2))
+    assert [event.type.rpartition(".")[2] for event in events] == ["partial_image", "partial_image", "completed"]
+    assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    (whole,) = client.images.generate(**asked).data
+    assert events[2].b64_json == whole.b64_json
+    assert len({event.b64_json for event in events}) == 3
+    assert refused(painter, path=PATH, prompt="a bell", stream=True, n=2)["param"] == "n"
 
 
 def test_auto_is_the_checkpoint_s_own_size(painter):

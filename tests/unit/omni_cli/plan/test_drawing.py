@@ -99,6 +99,13 @@ def test_a_picture_to_start_from_brings_a_strength():
     assert (params.strength, notes) == (0.3, ())
 
 
+def test_previews_need_a_stage_that_decodes():
+    assert drawing(ABLE, ImageConfig(preview_every=2))[0].preview_every == 2
+    params, (note,) = drawing(ABLE, ImageConfig(preview_every=2), previews=False)
+    assert params.preview_every == 0
+    assert "does not decode" in note
+
+
 def test_a_model_may_guide_without_being_asked_to():
     able = replace(ABLE, negative_prompt="", most_frames=33, frame_multiple=4, frames=9)
     params, notes = drawing(able, ImageConfig(true_cfg_scale=3.0))

@@ -24,8 +24,8 @@ class Stage:
         self.log: list[tuple[str, tuple[int, ...]]] = []
         self.decodes = options.get("decodes", True)
 
-    def add(self, uid, steps=3, shape=SMALL, tokens=16):
-        self.asks[uid] = Denoising(steps=steps, tokens=tokens, shape=shape)
+    def add(self, uid, steps=3, shape=SMALL, tokens=16, preview_every=0):
+        self.asks[uid] = Denoising(steps=steps, tokens=tokens, shape=shape, preview_every=preview_every)
         request = StageRequest(uid=uid, seed=0, inputs=(), consumers=(), outputs=("image",))
         assert self.scheduler.add(request, {})
         self.scheduler.size(uid, 1)
@@ -41,7 +41,9 @@ class Stage:
         return kind, uids
 
     def result(self, row, failed):
-        last = row.phase == "decode" or (not self.decodes and row.position + 1 == self.asks[row.uid].steps)
+        last = (row.phase == "decode" and row.position == self.asks[row.uid].steps) or (
+            not self.decodes and row.position + 1 == self.asks[row.uid].steps
+        )
         return RowProgress(
             uid=row.uid, units=row.units, finished="stop" if last and not failed else None, failed=failed
         )
@@ -167,6 +169,19 @@ def test_a_cancel_frees_everything_at_once(steps_before):
     stage.assert_empty()
     assert stage.step() is None
     assert 0 not in stage.scheduler
+
+
+def test_previews_are_decoded_between_steps_and_cost_nobody_a_step():
+    stage = Stage()
+    stage.add(0, steps=5, preview_every=2)
+    stage.add(1, steps=5)
+    stage.run()
+    assert Counter(uids for kind, uids in stage.log if kind == "decode") == {(0,): 3, (1,): 1}
+    assert stage.counts() == {0: 5, 1: 5}
+    assert set(stage.denoised()[2]) == {0, 1}
+    stage = Stage(decodes=False)
+    stage.add(0, steps=3, preview_every=1)
+    assert stage.run().counts() == {0: 3}
 
 
 def test_one_that_fails_leaves_the_others():

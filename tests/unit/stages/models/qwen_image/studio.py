@@ -45,6 +45,7 @@ class Asked:
     frames: int = 1
     picture: np.ndarray | None = None
     strength: float = 0.6
+    preview_every: int = 0
 
     @property
     def image(self) -> ImageParams:
@@ -57,6 +58,7 @@ class Asked:
             negative_prompt=self.negative,
             strength=None if self.picture is None else self.strength,
             sigmas=self.sigmas,
+            preview_every=self.preview_every,
         )
 
     def request(self, uid: int) -> StageRequest:
@@ -89,6 +91,7 @@ class Drawn:
     latents: torch.Tensor | None = None
     pixels: np.ndarray | None = None
     payload: Payload | None = None
+    payloads: list[Payload] = field(default_factory=list)
     error: str = ""
 
 
@@ -155,6 +158,7 @@ class Studio:
             elif isinstance(event, OutputProduced) and event.ref is not None:
                 payload = InlineReader().get(event.ref)
                 session.drawn[event.uid].payload = payload
+                session.drawn[event.uid].payloads.append(payload)
                 session.drawn[event.uid].pixels = from_payload(payload.tensor(event.modality)).numpy()
             elif isinstance(event, StageFailed):
                 session.drawn[event.uid].error = event.error.message

@@ -12,6 +12,7 @@ import torch
 from stages.config import ModelSpec
 from stages.errors import StageError
 from stages.models.qwen_image.stepper import QwenImageStepper
+from stages.runners.tensors import from_payload
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import TOLERANCE, expected
 
@@ -93,6 +94,19 @@ def test_a_prompt_that_several_pictures_share_is_encoded_once(studio, monkeypatc
     session = studio.draw(*(Asked(prompt="only once", steps=1, seed=seed) for seed in range(4)))
     assert encoded == ["only once"]
     assert len({drawn.pixels.tobytes() for drawn in session.drawn.values()}) == 4
+
+
+def test_previews_show_the_picture_on_its_way_and_change_nothing(studio):
+    shown, plain = Asked(steps=7, preview_every=3, negative="bad"), Asked(steps=7, negative="bad")
+    session = studio.draw(shown, Asked(steps=4))
+    drawn = session.drawn[0]
+    assert [dict(payload.meta).get("step") for payload in drawn.payloads] == [3, 6, None]
+    assert_alike(drawn, studio.draw(plain).drawn[0])
+    first, last = (from_payload(drawn.payloads[index].tensor("image")).numpy() for index in (0, -1))
+    assert (first != last).mean() > 0.1
+    assert session.counts() == {0: 7, 1: 4}
+    whole = studio.draw(Asked(steps=4, preview_every=4)).drawn[0]
+    assert [payload.meta for payload in whole.payloads] == [()]
 
 
 def live_tensors() -> int:
