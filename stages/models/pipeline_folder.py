@@ -3,13 +3,15 @@
 What a folder says of its own defaults stands in `omni.json`; published ones have none.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stages.errors import CheckpointError
-from stages.models.checkpoint import read_json, weight_problems
-from stages.models.registry import ImageContract
+from stages.models.checkpoint import read_header, read_json, tensor_files, weight_problems
+from stages.models.registry import ImageContract, StageMemory
+from stages.payload import ITEM_BYTES
 
 DEFAULTS_FILE = "omni.json"
 
@@ -46,3 +48,10 @@ def pipeline_problems(
     if load_format == "dummy":
         return ()
     return tuple(problem for part in weights for problem in weight_problems(folder / part))
+
+
+def parts_memory(path: str, parts: Sequence[str], dtype: str) -> StageMemory:
+    """The weights of some parts, by the headers of their files, all of them as `dtype`. Raises CheckpointError."""
+    files = {file for part in parts for file in tensor_files(Path(path) / part).values()}
+    count = sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
+    return StageMemory(weight_bytes=count * ITEM_BYTES[dtype])

@@ -7,7 +7,7 @@ from pathlib import Path
 from stages.config import StageTuning
 from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
-from stages.models.pipeline_folder import own_defaults, pipeline_problems
+from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
 from stages.models.qwen_image.tiny import tiny_checkpoint
 from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
@@ -21,6 +21,13 @@ _STEP_TOKENS = 32_768
 _PROMPT_TOKENS = 512
 _COMPLETE = InputContract(modes=("complete",))
 _WEIGHTS = ("transformer", "vae", "text_encoder")
+PARTS = {
+    "painter": _WEIGHTS,
+    "text_encoder": ("text_encoder", "vae"),  # which reads a picture to start from
+    "denoiser": ("transformer",),
+    "vae": ("vae",),
+}
+"""What each stage loads."""
 
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
@@ -93,5 +100,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=default_model,
         edge_bytes=edge_bytes,
         image=image,
+        stage_memory=lambda path, stage, dtype: parts_memory(path, PARTS[stage], dtype),
     )
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from stages.config import StageTuning
 from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
-from stages.models.pipeline_folder import own_defaults, pipeline_problems
+from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
 from stages.models.registry import FamilyContract, ImageContract, StageContract
 from stages.models.sd3.tiny import tiny_checkpoint
 
@@ -21,11 +21,15 @@ _WEIGHTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
 
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
-    """Problems of a checkpoint folder, a line each. T5 may be absent, if the folder's index says so."""
+    """Problems of a checkpoint folder, a line each."""
+    return pipeline_problems(path, load_format, kind=PIPELINE, weights=_weights(path), image=image)
+
+
+def _weights(path: str) -> tuple[str, ...]:
+    """T5 may be absent, if the folder's index says so."""
     index = Path(path) / "model_index.json"
     has_t5 = index.is_file() and (read_json(index).get("text_encoder_3") or [None])[0] is not None
-    weights = (*_WEIGHTS, "text_encoder_3") if has_t5 else _WEIGHTS
-    return pipeline_problems(path, load_format, kind=PIPELINE, weights=weights, image=image)
+    return (*_WEIGHTS, "text_encoder_3") if has_t5 else _WEIGHTS
 
 
 def image(model_path: str) -> ImageContract:
@@ -68,5 +72,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=default_model,
         edge_bytes=lambda model, producer, consumer: MOST_PIXELS * 3,
         image=image,
+        stage_memory=lambda path, stage, dtype: parts_memory(path, _weights(path), dtype),
     )
 }

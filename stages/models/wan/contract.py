@@ -7,7 +7,7 @@ from pathlib import Path
 from stages.config import StageTuning
 from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
-from stages.models.pipeline_folder import own_defaults, pipeline_problems
+from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
 from stages.models.registry import FamilyContract, ImageContract, StageContract
 from stages.models.wan.tiny import tiny_checkpoint
 
@@ -78,5 +78,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=default_model,
         edge_bytes=edge_bytes,
         image=video,
+        stage_memory=lambda path, stage, dtype: parts_memory(path, _WEIGHTS, dtype),
     )
 }

@@ -12,7 +12,7 @@ from stages.errors import CheckpointError
 from stages.models import random_weights
 from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.qwen_image import tiny
-from stages.models.qwen_image.contract import check_model, image
+from stages.models.qwen_image.contract import CONTRACTS, check_model, image
 from stages.models.qwen_image.stepper import QwenImageStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
@@ -74,6 +74,13 @@ def load(folder, load_format="auto"):
     return QwenImageStepper(ModelSpec(path=str(folder), load_format=load_format, dtype="float32")).load(
         torch.device("cpu"), torch.float32
     )
+
+
+def test_what_a_stage_will_hold_is_what_it_holds(tiny_folder, studio):
+    known = CONTRACTS["qwen_image"].stage_memory
+    assert str(known(str(tiny_folder), "painter", "float32").weight_bytes) == studio.facts["weight_bytes"]
+    split = [known(str(tiny_folder), stage, "bfloat16").weight_bytes for stage in ("text_encoder", "denoiser", "vae")]
+    assert sum(split) - split[2] == int(studio.facts["weight_bytes"]) / 2
 
 
 @pytest.mark.parametrize("part", ["vae", "transformer"])
