@@ -14,7 +14,7 @@ from omni_cli.config.sampling import SEEDS
 from omni_cli.errors import InputError, OmniError
 from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
-from omni_cli.plan.drawing import drawing, shows_previews
+from omni_cli.plan.drawing import content_problems, drawing, shows_previews
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.request import OmniRequest, draw_seed
 from stages.messages import ImageParams
@@ -44,13 +44,17 @@ class Task:
         """The same task, or a failed one if this plan cannot do what it asks for."""
         if self.line is None:
             return self
+        talk = self.keep or (converse(self.line) if plan.image is not None else None)
         problems = request_problems(plan, self.line.request)
+        if plan.image is not None and talk is not None:
+            problems += tuple(content_problems(talk.messages))
         if problems:
             return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
-        if plan.image is None:
+        if plan.image is None or talk is None:
             return self
-        picture = "image" in (self.keep or converse(self.line)).kinds
-        image, idle = drawing(plan.image, self.line.request.image, picture=picture, previews=shows_previews(plan))
+        image, idle = drawing(
+            plan.image, self.line.request.image, picture="image" in talk.kinds, previews=shows_previews(plan)
+        )
         return replace(self, image=image, notes=(*self.notes, *idle))
 
     def pictures(self, taken: set[str]) -> "tuple[Task, ...]":

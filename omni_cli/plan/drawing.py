@@ -1,13 +1,13 @@
 """What a request wants drawn, against what the deployed checkpoint can draw: refused, completed, or noted as idle."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omni_cli.config.image import ImageConfig
 from omni_cli.config.report import Problem
 from omni_cli.plan.model import ExecutionPlan
-from stages.messages import ImageParams
+from stages.messages import ChatMessage, ImageParams
 from stages.models.registry import ImageContract
 
 
@@ -31,6 +31,15 @@ def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> It
     if steps is not None and steps < able.least_steps:
         message = f"is {steps}; the noise schedule of this checkpoint needs {able.least_steps} steps at least"
         yield Problem(key=f"{prefix}image.{'sigmas' if asked.sigmas else 'steps'}", message=message)
+
+
+def content_problems(conversation: Sequence[ChatMessage]) -> Iterator[Problem]:
+    """What is no prompt to draw from."""
+    if len(conversation) != 1 or conversation[0].role != "user":
+        yield Problem(key="messages", message="a picture is drawn from one prompt, not from a conversation")
+    pictures = sum(part.kind == "image" for turn in conversation for part in turn.parts)
+    if pictures > 1:
+        yield Problem(key="images", message=f"a picture is drawn from one picture at most, not from {pictures}")
 
 
 def _unfit(width: int, height: int, able: ImageContract) -> str:

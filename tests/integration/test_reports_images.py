@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from PIL import Image
 
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
@@ -53,3 +54,15 @@ def test_what_cannot_act_is_said_with_the_result():
     (task,) = tasks("request.image.negative_prompt=red, of all things", "request.image.true_cfg_scale=1.0")
     assert task.notes == ("image.negative_prompt has no effect: it acts at a true_cfg_scale of more than 1, not at 1",)
     assert task.image.negative_prompt == "red, of all things"
+
+
+def test_a_picture_is_drawn_from_one_prompt_and_one_picture(tmp_path):
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    twice = (str(tmp_path / "a.png"),) * 2
+    assert "one picture at most, not from 2" in judged(recipe="qwen_image", prompt="x", images=twice)
+    assert "image cannot be read by family sd3" in judged(recipe="sd3", prompt="x", images=twice[:1])
+    talk = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    (tmp_path / "talk.json").write_text(json.dumps(talk))
+    assert "not from a conversation" in judged(recipe="qwen_image", messages=str(tmp_path / "talk.json"))
+    (task,) = tasks(images=twice[:1])
+    assert task.image.strength == 0.6
