@@ -78,7 +78,7 @@ def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route, 
             slots[name] = slot
     if unexpected:
         raise CheckpointError(f"{folder}: tensors that the model does not have: {_listed(unexpected)}")
-    filled = dict.fromkeys(map(id, state.values()), 0)  # one that is tied has two names and is stored once
+    filled = dict.fromkeys(map(id, state.values()), 0)  # one that is tied has two names, and is stored once or twice
     with torch.no_grad():
         for name, tensor in _tensors(files):
             slot = slots[name]
@@ -92,7 +92,7 @@ def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route, 
                 target.data = tensor
             else:
                 part.copy_(tensor)
-            filled[id(target)] += tensor.numel()
+            filled[id(target)] = tensor.numel() + (filled[id(target)] if slot.index else 0)
     missing = [prefix + name for name, tensor in state.items() if filled[id(tensor)] != tensor.numel()]
     if missing:
         raise CheckpointError(f"{folder}: tensors missing from the checkpoint: {_listed(missing)}")

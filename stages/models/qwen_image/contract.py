@@ -32,7 +32,11 @@ PARTS = {
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
     """Problems of a checkpoint folder, a line each."""
-    return pipeline_problems(path, load_format, kind=PIPELINE, weights=_WEIGHTS, image=image)
+    problems = pipeline_problems(path, load_format, kind=PIPELINE, weights=_WEIGHTS, image=image)
+    config = Path(path) / "transformer" / "config.json"
+    if not problems and read_json(config).get("guidance_embeds"):
+        return (f"{config}: guidance_embeds: a model that was distilled with its guidance is not known",)
+    return problems
 
 
 def image(model_path: str) -> ImageContract:

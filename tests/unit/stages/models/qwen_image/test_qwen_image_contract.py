@@ -43,6 +43,8 @@ def test_another_pipeline_and_a_cut_shard_are_named(copied):
     (problem,) = check_model(str(copied), "auto")
     assert "vae/diffusion_pytorch_model.safetensors: truncated" in problem
     assert check_model(str(copied), "dummy") == ()
+    rewrite(copied / "transformer" / "config.json", guidance_embeds=True)
+    assert "distilled" in check_model(str(copied), "dummy")[0]
     rewrite(copied / "model_index.json", _class_name="FluxPipeline")
     (problem,) = check_model(str(copied), "dummy")
     assert "'FluxPipeline', not 'QwenImagePipeline'" in problem
