@@ -28,6 +28,9 @@ from omni_cli.server.service import Service
 
 _HTTP_CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
+_MODULES = (system, chat, completions, speech, images, tokens, realtime, unserved, playground)
+_ROUTERS = tuple(module.router for module in _MODULES)
+
 KEY_PROTOCOL = "openai-insecure-api-key."
 OPEN_PATHS = ("/health", "/health/live", "/health/ready", "/version", "/")
 
@@ -37,8 +40,8 @@ def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> Fas
     app = App(title="omni", docs_url=None, redoc_url=None, responses=declared(401) if keys else None)
     app.state.service = service
     app.state.preparer = preparer(service, serve)
-    for routes in (system, chat, completions, speech, images, tokens, realtime, unserved, playground):
-        app.include_router(routes.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(ClientLeft, _nobody)
@@ -73,7 +76,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     """What FastAPI would answer with 422, in OpenAI's shape."""
     if not isinstance(error, RequestValidationError):
         return await _any(request, error)
-    return answer(invalid(error.errors()[0]))
+    return answer(invalid(error.errors()))
 
 
 async def _http(request: Request, error: Exception) -> Response:
@@ -83,8 +86,9 @@ async def _http(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     headers = dict(error.headers or {})
     if error.status_code == 405:  # a path has a route for each of its methods, and Starlette names those of one
-        routes = (r for r in request.app.routes if isinstance(r, Route) and r.matches(request.scope)[0] != Match.NONE)
-        headers["Allow"] = ", ".join(sorted({method for route in routes for method in route.methods or ()}))
+        routes = (route for router in _ROUTERS for route in router.routes if isinstance(route, Route))
+        found = (route for route in routes if route.matches(request.scope)[0] != Match.NONE)
+        headers["Allow"] = ", ".join(sorted({method for route in found for method in route.methods or ()}))
     return answer(ApiError(error.status_code, message, code, headers=headers))
 
 

@@ -42,8 +42,8 @@ class Choice:
     prompt_tokens: int = 0
     text_tokens: int = 0
     audio_tokens: int = 0
-    dropped: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the client has left too much unread."""
+    dropped: asyncio.Event | None = None
+    """Set when the client of a stream has left too much unread."""
     expires_at: int = field(default_factory=lambda: int(time.time()) + AUDIO_LIVES_S)
 
     @property
@@ -146,9 +146,10 @@ def _spoken(output: str) -> bool:
 
 def share_dropped(choices: list[Choice]) -> asyncio.Event:
     """One event for all choices of a call: they go to one client."""
+    dropped = asyncio.Event()
     for choice in choices:
-        choice.dropped = choices[0].dropped
-    return choices[0].dropped
+        choice.dropped = dropped
+    return dropped
 
 
 async def collect(service: Service, choices: list[Choice]) -> None:
@@ -162,7 +163,7 @@ async def collect(service: Service, choices: list[Choice]) -> None:
 
 
 async def pieces(service: Service, choice: Choice) -> AsyncGenerator[tuple[Choice, OutputChunk], None]:
-    async with aclosing(service.chunks(choice.request, choice.dropped.set)) as chunks:
+    async with aclosing(service.chunks(choice.request, choice.dropped)) as chunks:
         async for chunk in chunks:
             choice.prompt_tokens = service.prompts.of(choice.request.request_id)
             yield choice, chunk

@@ -14,6 +14,7 @@ from omni_cli.runtime.request import RequestError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|list\[|tagged-union|function-|constrained-|is-instance")
+_PART_TAG = re.compile(r"text|(image|audio|video)_url|(in|out)put_(text|audio|image)")
 # How a request's failure inside the engine reads over HTTP, by the kind of its error.
 _SERVER_FAULTS = {
     "DeadlineExceeded": (504, "timeout"),
@@ -46,10 +47,14 @@ def bad_request(message: str, *, param: str | None = None, code: str = "invalid_
     return ApiError(400, message, code, param)
 
 
-def invalid(problem: Mapping[str, Any]) -> ApiError:
-    """What pydantic found in a body, `problem` as its `errors()` lists it."""
+def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
+    """What pydantic found in a body, as its `errors()` lists it. Of a union it lists all branches: the one that got
+    furthest is the one that was meant."""
+    problem = max(problems, key=lambda found: (len(found["loc"]), not found["type"].endswith("_type")))
     if problem["type"] == "json_invalid":
         return bad_request(f"the body is not JSON: {problem['ctx']['error']}", code="invalid_json")
+    if isinstance(problem["input"], bytes):
+        return bad_request("the body is read with Content-Type: application/json only", code="invalid_content_type")
     unknown = problem["type"] == "extra_forbidden"
     param = _param(problem["loc"]) or None
     message = f"{param}: is not known here" if unknown else f"{param or 'body'}: {problem['msg']}"
@@ -59,9 +64,11 @@ def invalid(problem: Mapping[str, Any]) -> ApiError:
 def _param(loc: Sequence[str | int]) -> str:
     """`messages[0].content`; what pydantic adds to say which type of a union it tried is left out."""
     path = ""
-    for part in loc:
+    for before, part in zip(("", *loc), loc, strict=False):
         if isinstance(part, int):
             path += f"[{part}]"
+        elif isinstance(before, int) and _PART_TAG.fullmatch(part):
+            continue
         elif part != "body" and not _UNION_BRANCH.match(part):
             path += f".{part}" if path else part
     return path

@@ -143,11 +143,7 @@ async def _events(
 
 
 async def _pieces(service: Service, request: OmniRequest) -> AsyncGenerator[tuple[str, OutputChunk], None]:
-    def refuse() -> None:
-        key = "serve.max_buffered_bytes"
-        raise ApiError(500, f"the picture is larger than what a client may leave unread; raise {key}", "internal_error")
-
-    async with aclosing(service.chunks(request, refuse)) as chunks:
+    async with aclosing(service.chunks(request)) as chunks:
         async for chunk in chunks:
             yield request.request_id, chunk
 

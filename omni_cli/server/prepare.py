@@ -143,7 +143,7 @@ class Preparer:
     async def _parts(self, message: Message, label: str) -> list[tuple[str, str | bytes | Path, str]]:
         if message.content is None:
             if message.role == "assistant":
-                return [("text", "", label)]
+                return [("text", (message.audio and message.audio.transcript) or "", label)]
             raise bad_request(f"{label}: is missing", param=label)
         if isinstance(message.content, str):
             return [("text", message.content, label)]

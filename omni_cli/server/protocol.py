@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
 from omni_cli.config.image import MAX_STEPS
 from omni_cli.config.sampling import MAX_TOKENS, SamplingConfig
@@ -22,7 +22,14 @@ MAX_SIDE_PIXELS = 16_384
 
 
 class Body(BaseModel):
+    """null is the same as a field that is left out, also of one that is not known."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
 
 
 class TextPart(Body):
@@ -68,9 +75,12 @@ ContentPart = Annotated[TextPart | ImagePart | AudioUrlPart | VideoPart | AudioP
 
 
 class AudioReference(Body):
-    """An earlier answer's audio; its transcript stands in the content, so it adds nothing here."""
+    """An earlier answer's audio. The model is given the message's content; if there is none, the transcript."""
 
     id: StrictStr
+    data: StrictStr | None = None
+    expires_at: StrictInt | None = None
+    transcript: StrictStr | None = None
 
 
 class Message(Body):
@@ -101,7 +111,7 @@ class Sampled(Body):
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: Mapping[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None
-    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=4)] | None = None
+    stop: StrictStr | Annotated[list[Annotated[StrictStr, Field(min_length=1)]], Field(max_length=4)] | None = None
     seed: SeedNumber | None = None
     n: Annotated[StrictInt, Field(ge=1)] | None = None
     stream: StrictBool | None = None

@@ -228,6 +228,6 @@ def _event(body: Mapping[str, Any]) -> said.ClientEvent:
     try:
         return said.CLIENT_EVENT.validate_python(body)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        known = first["loc"][:1] == (body.get("type"),)
-        raise invalid({**first, "loc": first["loc"][1:] if known else first["loc"]}) from error
+        problems = error.errors(include_url=False)
+        known = problems[0]["loc"][:1] == (body.get("type"),)
+        raise invalid([{**problem, "loc": problem["loc"][known:]} for problem in problems]) from error

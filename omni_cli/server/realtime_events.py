@@ -6,7 +6,7 @@ An unknown event, field or value is refused, as on every route. What an event do
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr, TypeAdapter, model_validator
+from pydantic import Field, StrictInt, StrictStr, TypeAdapter
 
 from omni_cli.config.sampling import SamplingConfig
 from omni_cli.server.protocol import Body, Count, Number, SeedNumber
@@ -14,28 +14,19 @@ from omni_cli.server.protocol import Body, Count, Number, SeedNumber
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)]
 
 
-class Said(Body):
-    """null is the same as a field that is left out."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, data: Any) -> Any:
-        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
-
-
-class InputFormat(Said):
+class InputFormat(Body):
     """pcm16 little endian, mono, at the rate that the client declares."""
 
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Annotated[StrictInt, Field(ge=8_000, le=96_000)] = 24_000
 
 
-class OutputFormat(Said):
+class OutputFormat(Body):
     type: Literal["audio/pcm"] = "audio/pcm"
     rate: Literal[24_000] = 24_000
 
 
-class AudioIn(Said):
+class AudioIn(Body):
     """Turns are the client's: there is no detection of them, so `turn_detection` is null."""
 
     format: InputFormat = InputFormat()
@@ -44,18 +35,18 @@ class AudioIn(Said):
     noise_reduction: None = None
 
 
-class AudioOut(Said):
+class AudioOut(Body):
     format: OutputFormat = OutputFormat()
     voice: StrictStr = "default"
     speed: Annotated[Number, Field(ge=1, le=1)] = 1
 
 
-class Audio(Said):
+class Audio(Body):
     input: AudioIn = AudioIn()
     output: AudioOut = AudioOut()
 
 
-class Settings(Said):
+class Settings(Body):
     """What a session sets and a response may override. `output_modalities` of null is all that is deployed."""
 
     output_modalities: Modalities | None = None
@@ -76,12 +67,12 @@ class SessionSettings(Settings):
     model: StrictStr | None = None
 
 
-class TextContent(Said):
+class TextContent(Body):
     type: Literal["input_text"]
     text: StrictStr
 
 
-class AudioContent(Said):
+class AudioContent(Body):
     """`audio` is base64 of pcm16 in the session's input format."""
 
     type: Literal["input_audio"]
@@ -89,7 +80,7 @@ class AudioContent(Said):
     transcript: StrictStr | None = None
 
 
-class ImageContent(Said):
+class ImageContent(Body):
     """`image_url` is a data URL."""
 
     type: Literal["input_image"]
@@ -97,12 +88,12 @@ class ImageContent(Said):
     detail: Literal["auto", "low", "high"] | None = None
 
 
-class SaidText(Said):
+class SaidText(Body):
     type: Literal["output_text"]
     text: StrictStr
 
 
-class SaidAudio(Said):
+class SaidAudio(Body):
     """An earlier answer that was spoken: its transcript is what the model is given."""
 
     type: Literal["output_audio"]
@@ -112,7 +103,7 @@ class SaidAudio(Said):
 Content = Annotated[TextContent | AudioContent | ImageContent | SaidText | SaidAudio, Field(discriminator="type")]
 
 
-class Item(Said):
+class Item(Body):
     """A turn of the conversation."""
 
     id: Annotated[StrictStr, Field(min_length=1, max_length=64)] | None = None
@@ -131,7 +122,7 @@ class ResponseSettings(Settings):
     metadata: Mapping[str, StrictStr] | None = None
 
 
-class Event(Said):
+class Event(Body):
     event_id: Annotated[StrictStr, Field(max_length=512)] | None = None
 
 

@@ -4,7 +4,7 @@ leave unread. The only place of the server that calls the engine.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 
@@ -55,12 +55,15 @@ class Service:
         for request_id in tuple(self.live):
             self.engine.cancel(request_id, reason)
 
-    async def chunks(self, request: OmniRequest, drop: Callable[[], object]) -> AsyncGenerator[OutputChunk, None]:
+    async def chunks(
+        self, request: OmniRequest, dropped: asyncio.Event | None = None
+    ) -> AsyncGenerator[OutputChunk, None]:
         """All pieces of a request's outputs; closing the generator cancels what is left of it.
 
         Raises RequestError if the request fails. The engine's stream passes a buffer of its own, so that a client that
-        does not read holds up nobody; for one that leaves more than `max_buffered_bytes` unread, the request ends and
-        `drop` is called.
+        does not read holds up nobody; for one that has more than `max_buffered_bytes` unread when a further piece
+        comes, the request ends and `dropped` is set. An answer that is sent as a whole has no such client, and no
+        `dropped`.
         """
         buffer: asyncio.Queue[tuple[OutputChunk, int] | Exception | None] = asyncio.Queue()
         unread = 0
@@ -70,12 +73,12 @@ class Service:
             try:
                 async with aclosing(self.engine.generate(request)) as chunks:
                     async for chunk in chunks:
+                        if dropped is not None and unread > self.max_buffered_bytes:
+                            log.warning("%s: %d bytes unread, the client is dropped", request.request_id, unread)
+                            dropped.set()
+                            return
                         size = _size(chunk)
                         unread += size
-                        if unread > self.max_buffered_bytes:
-                            log.warning("%s: %d bytes unread, the client is dropped", request.request_id, unread)
-                            drop()
-                            return
                         buffer.put_nowait((chunk, size))
                 buffer.put_nowait(None)
             except Exception as error:

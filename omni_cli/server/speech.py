@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni_cli.server import sse
-from omni_cli.server.chat import Choice, collect, make_choice, pieces, usage
+from omni_cli.server.chat import Choice, collect, make_choice, pieces, share_dropped, usage
 from omni_cli.server.errors import ApiError
 from omni_cli.server.leaving import EventStream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL, content
@@ -63,9 +63,10 @@ async def speech(body: SpeechRequest, request: Request, service: TheService, tra
     if streamed:
         held = AsyncExitStack()
         await unless_client_leaves(request, service.enter(prepared.requests, held))
+        dropped = share_dropped([choice])
         if events:
-            return EventStream(sse.events(_events(service, choice), done=False), sse.MEDIA_TYPE, held, choice.dropped)
-        return EventStream(_bytes(service, choice), MEDIA_TYPES[form], held, choice.dropped)
+            return EventStream(sse.events(_events(service, choice), done=False), sse.MEDIA_TYPE, held, dropped)
+        return EventStream(_bytes(service, choice), MEDIA_TYPES[form], held, dropped)
     await unless_client_leaves(request, collect(service, [choice]))
     data, media_type = sound_of(choice).file()
     return Response(data, media_type=media_type)

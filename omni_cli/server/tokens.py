@@ -38,7 +38,7 @@ async def _tokens(service: Service, asked: OmniRequest) -> tuple[list[int], int 
     context: int | None = None
     async with AsyncExitStack() as held:
         await service.enter([asked], held)
-        async with aclosing(service.chunks(asked, lambda: None)) as chunks:
+        async with aclosing(service.chunks(asked)) as chunks:
             async for chunk in chunks:
                 if chunk.payload is not None:
                     ids += chunk.payload.tensor("token_ids").data.cast("i").tolist()

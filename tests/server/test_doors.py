@@ -114,6 +114,20 @@ def test_a_body_beyond_the_limit_is_refused(declared):
     assert (done.status_code, done.json()["error"]["code"]) == (413, "body_too_large")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_single_piece_beyond_what_may_be_left_unread_reaches_a_client_that_reads(stream):
+    words = "x" * (2 << 20)
+    done = ask(app(), "POST", PATH, json={**CHAT, "messages": [{"role": "user", "content": words}], "stream": stream})
+    assert words in done.text
+    assert done.text.endswith("data: [DONE]\n\n" if stream else "}")
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", PATH, "POST"), ("POST", "/metrics", "GET, HEAD")])
+def test_a_wrong_method_is_told_those_that_there_are(method, path, allowed):
+    done = ask(app(), method, path)
+    assert (done.status_code, done.headers["allow"]) == (405, allowed)
+
+
 def test_what_nobody_expected_is_a_500_without_details():
     done = ask(app(error=ZeroDivisionError("the secret of the house")), "POST", PATH, json=CHAT)
     assert (done.status_code, done.json()["error"]["code"]) == (500, "internal_error")

@@ -262,7 +262,23 @@ def test_r63_a_malformed_body_is_a_4xx(server, path, body):
 def test_r63_another_content_type_is_a_4xx(server):
     for content_type in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "x"):
         done = httpx.post(f"{server.url}/v1/chat/completions", content=b"a=b", headers={"content-type": content_type})
-        assert 400 <= done.status_code < 500, done.text
+        assert (done.status_code, done.json()["error"]["code"]) == (400, "invalid_content_type")
+
+
+@pytest.mark.parametrize(
+    ("content", "param", "why"),
+    [
+        ([], "messages[0].content", "at least 1 item"),
+        ([{"type": "file", "file": {}}], "messages[0].content[0]", "'input_audio'"),
+        ([{"type": "text"}], "messages[0].content[0].text", "required"),
+        ([{"type": "image_url", "image_url": {}}], "messages[0].content[0].image_url.url", "required"),
+        (5, "messages[0].content", "string"),
+    ],
+)
+def test_r63_the_part_that_is_wrong_is_named(server, content, param, why):
+    error = refused(server, messages=[{"role": "user", "content": content}])
+    assert error["param"] == param
+    assert why in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def test_a_whole_answer_has_text_and_sound(call):
     assert list(untyped(answer)) == []
 
 
+@pytest.mark.parametrize("form", [lambda message: message, lambda message: message.model_dump()], ids=["as is", "dump"])
+def test_an_answer_is_a_turn_of_the_next_call(call, form):
+    first = call("chat.completions.create", **asked())
+    turns = [*asked()["messages"], form(first.choices[0].message), {"role": "user", "content": "and on"}]
+    again = call("chat.completions.create", **{**asked(modalities=["text"]), "messages": turns}, tools=None)
+    assert again.choices[0].message.content == "and on"
+
+
 def test_r57_extra_body_is_the_same_as_the_field_itself(call):
     def heard(**more: object) -> str:
         return call("chat.completions.create", **asked(**more)).choices[0].message.audio.data
