@@ -6,6 +6,7 @@ The pace is not judged here; `--durations` shows it, and the traces have it.
 import json
 import re
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -121,6 +122,10 @@ def draw(ended: Ended) -> None:
     assert sizes == {**dict.fromkeys(("boat", "two-0", "two-1", "again"), (64, 64)), "wide": (96, 32)}
     assert drawn["again"]["warnings"] == ["the given picture is 8x8 and was scaled to 64x64"]
     assert [ended.results[name]["seed"] for name in ("two-0", "two-1")] == [1, 2]
+    names = {event["uid"]: event["request_id"] for event in ended.events if event["kind"] == "request_admitted"}
+    rows = [row for event in ended.events if event["kind"] == "step_done" for row in event["rows"]]
+    steps = Counter(names[row["uid"]] for row in rows if row["phase"] == "denoise")
+    assert steps == {"boat": 4, "wide": 7, "two-0": 4, "two-1": 4, "again": 2}  # half of its steps are the picture's
     for name, artifact in drawn.items():
         with Image.open(ended.run / artifact["path"]) as picture:
             assert picture.format == ("WEBP" if name.startswith("two") else "PNG")
