@@ -118,7 +118,7 @@ async def _events(
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """The picture on its way, as often as was asked for, and then the picture."""
     shown = 0
-    async with aclosing(service.chunks(request, dropped.set)) as chunks:
+    async with aclosing(service.chunks(request, dropped)) as chunks:
         async for chunk in chunks:
             if chunk.payload is None:
                 continue

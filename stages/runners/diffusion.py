@@ -96,8 +96,8 @@ class Stepper(Protocol):
         ...
 
     def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
-        """float32 [height, width, 3], of a video [frames, height, width, 3], in 0 to 1, on the CPU, from the latents of
-        one request."""
+        """float32 [rows, height, width, 3], of videos [rows, frames, height, width, 3], in 0 to 1, on the CPU, from the
+        latents of as many requests of one shape."""
         ...
 
 
@@ -225,9 +225,11 @@ class DiffusionRunner:
         with torch.no_grad():
             if rows[0].phase == "denoise":
                 return self._denoise(rows)
-            encodes = self._encodes if rows[0].phase == "forward" else rows[0].phase == "encode"
-            work = self._encode if encodes else self._decode
-            return tuple(self._alone(row, work) for row in rows)
+            if rows[0].phase == "decode":
+                return self._decode(rows)
+            if self._encodes:
+                return tuple(self._alone(row, self._encode) for row in rows)
+            return tuple(result for row in rows for result in self._decode((row,)))  # they may have any shape
 
     def _alone(self, row: Row, work: Callable[[Row], RowResult]) -> RowResult:
         """What a row does by itself also fails by itself."""
@@ -309,14 +311,25 @@ class DiffusionRunner:
         against = {index: rows[len(every) + place, None] for place, index in enumerate(guided)}
         return [(rows[index, None], against.get(index)) for index in every]
 
-    def _decode(self, row: Row) -> RowResult:
+    def _decode(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
+        results = {row.uid: self._alone(row, self._judged) for row in rows}
+        sound = [self._pictures[row.uid] for row in rows if results[row.uid].error is None]
+        if sound:
+            latents = torch.cat([picture.drawn.latents for picture in sound])
+            pixels = (self._stepper.decode(sound[0].image, latents) * 255).round().to(torch.uint8)
+            decoded = dict(zip((picture.request.uid for picture in sound), pixels, strict=True))
+            results |= {row.uid: self._shown(row, decoded[row.uid]) for row in rows if row.uid in decoded}
+        return tuple(results[row.uid] for row in rows)
+
+    def _judged(self, row: Row) -> RowResult:
         picture = self._pictures[row.uid]
-        latents = picture.drawn.latents
-        if not bool(latents.isfinite().all()):
-            raise StageError(
-                f"the latents are not finite after {picture.asks.steps} steps: there is no picture in them"
-            )
-        pixels = (self._stepper.decode(picture.image, latents) * 255).round().to(torch.uint8)
+        if not bool(picture.drawn.latents.isfinite().all()):
+            steps = picture.asks.steps
+            raise StageError(f"the latents are not finite after {steps} steps: there is no picture in them")
+        return RowResult(uid=row.uid, units=0)
+
+    def _shown(self, row: Row, pixels: torch.Tensor) -> RowResult:
+        picture = self._pictures[row.uid]
         meta: tuple[tuple[str, Scalar], ...] = picture.meta
         if pixels.ndim == 4:
             meta = (*meta, ("fps", self._stepper.fps))

@@ -19,6 +19,8 @@ LOOK_AHEAD = 16
 """How far down the queue a place is given away, past requests whose shape has no room in the budget."""
 PASSES = 8
 """How often such a request is passed; then nobody is admitted before it."""
+DECODES = 4
+"""Pictures that are decoded together where nobody denoises."""
 
 _Work = Literal["encode", "decode", "denoise"]
 _TURNS: tuple[_Work, ...] = ("encode", "decode", "denoise")
@@ -104,11 +106,16 @@ class DiffusionScheduler(StreamScheduler):
         return not taken or taken + job.asks.tokens <= self._budget
 
     def _choose(self, work: _Work, jobs: list[_Job]) -> list[_Job]:
-        """All that wait are encoded together: their texts are short. One is decoded: a picture takes its time."""
+        """All that wait are encoded together: their texts are short. One is decoded, as a picture takes its time; a few
+        of one shape where nobody waits for that."""
         if work == "encode":
             return jobs
         if work == "decode":
-            return jobs[:1]
+            first = jobs[0].asks
+            most = min(DECODES, self._budget // first.tokens)
+            if most < 2 or any(job.work != "decode" for job in self._running.values()):
+                return jobs[:1]
+            return [job for job in jobs if job.asks.shape == first.shape][:most]
         longest = max(jobs, key=lambda job: job.waited)
         shape = longest.asks.shape if longest.waited else _most_common(jobs)
         for job in jobs:

@@ -164,10 +164,10 @@ class QwenImageStepper:
         unpacked = pipeline._unpack_latents(latents, image.height, image.width, pipeline.vae_scale_factor).to(vae.dtype)
         mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
         scaled = unpacked / (1.0 / deviation) + mean
-        vae.use_tiling = image.width * image.height > self._tiled_pixels
+        vae.use_tiling = vae.use_slicing = image.width * image.height > self._tiled_pixels
         decoded = vae.decode(scaled, return_dict=False)[0][:, :, 0]
         pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return pixels[0].permute(1, 2, 0).float().cpu().contiguous()
+        return pixels.permute(0, 2, 3, 1).float().cpu().contiguous()
 
     def _channel(self, values: Sequence[float]) -> torch.Tensor:
         """A value for each channel of the VAE's latents."""

@@ -141,7 +141,7 @@ class WanStepper:
         scaled = latents / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)
         decoded = vae.decode(scaled, return_dict=False)[0]
         frames: torch.Tensor = self._pipeline.video_processor.postprocess_video(decoded, output_type="pt")
-        return frames[0].permute(0, 2, 3, 1).float().cpu().contiguous()
+        return frames.permute(0, 1, 3, 4, 2).float().cpu().contiguous()
 
 
 def _text_encoder_slot(name: str) -> Slot:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from stages.errors import RequestRefused
 from stages.messages import StageRequest
 from stages.schedulers.base import Denoising, RowProgress
-from stages.schedulers.diffusion import LOOK_AHEAD, PASSES, DiffusionScheduler
+from stages.schedulers.diffusion import DECODES, LOOK_AHEAD, PASSES, DiffusionScheduler
 
 SMALL, WIDE, TALL = (64, 64), (128, 64), (64, 128)
 
@@ -97,7 +97,22 @@ def test_encoding_and_decoding_neither_stall_those_who_denoise_nor_starve():
     assert between["encode"] <= between["denoise"] + 1
     assert between["decode"] <= between["denoise"]
     assert sum(kind == "decode" for kind, _ in before_0_ends) == 19  # nobody waited for the long one's end
-    assert all(len(uids) == 1 for kind, uids in stage.log if kind == "decode")
+    assert all(len(uids) == 1 for kind, uids in before_0_ends if kind == "decode")
+
+
+def test_where_nobody_denoises_a_few_of_one_shape_are_decoded_together():
+    stage = Stage(step_tokens=100)
+    for uid, shape in enumerate((SMALL, SMALL, WIDE, SMALL, SMALL, SMALL)):
+        stage.add(uid, steps=1, shape=shape)
+    stage.run()
+    decoded = [uids for kind, uids in stage.log if kind == "decode"]
+    assert max(map(len, decoded)) == DECODES
+    assert sorted(uid for uids in decoded for uid in uids) == list(range(6))
+    assert (2,) in decoded
+    stage = Stage(step_tokens=32)
+    for uid in range(4):
+        stage.add(uid, steps=1)
+    assert max(len(uids) for kind, uids in stage.run().log if kind == "decode") == 2
 
 
 def test_two_shapes_take_turns_each_with_all_of_its_kind():
@@ -176,7 +191,7 @@ def test_previews_are_decoded_between_steps_and_cost_nobody_a_step():
     stage.add(0, steps=5, preview_every=2)
     stage.add(1, steps=5)
     stage.run()
-    assert Counter(uids for kind, uids in stage.log if kind == "decode") == {(0,): 3, (1,): 1}
+    assert Counter(uid for kind, uids in stage.log if kind == "decode" for uid in uids) == {0: 3, 1: 1}
     assert stage.counts() == {0: 5, 1: 5}
     assert set(stage.denoised()[2]) == {0, 1}
     stage = Stage(decodes=False)
