@@ -48,7 +48,7 @@ def open_source(media: Media, *, noun: Noun, label: str | None, max_bytes: int) 
     else:
         path = os.path.abspath(media)
         name = label or f"{noun} file {path}"
-        source = Source(label=name, param=None, data=_read(path, name, max_bytes))
+        source = Source(label=name, param=label, data=_read(path, name, max_bytes))
     if not source.data:
         raise source.refuse("is empty (0 bytes)")
     if len(source.data) > max_bytes:

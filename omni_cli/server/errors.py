@@ -92,7 +92,7 @@ def api_error(error: Exception) -> ApiError:
 def _request_error(error: RequestError) -> ApiError:
     cause = error.end.error
     if cause is None:
-        return ApiError(503, str(error), "cancelled")
+        return ApiError(503, f"{error}: the server is shutting down", "draining")  # nobody else cancels a live client's
     if cause.fault == "client":
         return bad_request(f"stage {cause.stage}: {cause.message}", code=cause.kind)
     status, code = _SERVER_FAULTS.get(cause.kind, (500, "stage_failed"))

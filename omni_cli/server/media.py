@@ -45,9 +45,14 @@ class MediaSource:
         if self.root is None:
             raise InputError(f"{label}: file: URLs are switched off (serve.media_root)", param=label)
         parts = urlsplit(url)
-        path = Path(unquote(parts.path)).resolve()
+        try:
+            path = Path(unquote(parts.path)).resolve()
+        except (OSError, RuntimeError, ValueError) as error:  # a NUL, a lone surrogate, links in a circle
+            raise InputError(f"{label}: is no path of a file ({type(error).__name__})", param=label) from error
         if parts.netloc not in ("", "localhost") or not path.is_relative_to(self.root.resolve()):
             raise InputError(f"{label}: only files below the server's media root may be read", param=label)
+        if not path.is_file():
+            raise InputError(f"{label}: there is no such file", param=label)
         return path
 
 

@@ -26,7 +26,7 @@ _ASKED = (
     "presence_penalty",
     "frequency_penalty",
 )
-_FILTERS = {"top_k", "top_p", "min_p"}
+_FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class SamplingParams:
             logprobs=asked.logprobs,
         )
         key = f"request.sampling.{stage}"
-        idle = sorted(_FILTERS & given.keys())
+        idle = sorted(name for name, off in _FILTERS_OFF.items() if given.get(name, off) != off)
         if idle and params.temperature == 0 and asked.temperature is None:
             raise RequestRefused(
                 f"{key}.{idle[0]}={given[idle[0]]} cannot act: {stage} is greedy by default; set {key}.temperature too"

@@ -146,11 +146,15 @@ def test_r35_r61_what_is_none_or_too_large_is_refused_at_no_cost(server, name):
         "file://elsewhere/etc/passwd",
         "{root}/../../../etc/passwd",
         "{root}/outside",
+        "{root}/%00",
+        "{root}/nothing",
+        "{root}",
     ],
 )
 @pytest.mark.parametrize("kind", ["image_url", "audio_url", "video_url"])
 def test_r62_no_url_reads_this_machine(server, media_root, kind, url):
     message = says(server, part(kind, url.format(url=server.url, root=media_root.as_uri())), status=400)
+    assert message.startswith("messages[0].content[0]: ")
     assert "root:" not in message
 
 

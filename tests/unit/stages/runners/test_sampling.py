@@ -72,6 +72,7 @@ def test_a_filter_that_cannot_act_is_refused() -> None:
     with pytest.raises(RequestRefused, match=r"thinker\.top_p=0\.5 cannot act"):
         greedy.with_request(Sampling(top_p=0.5), "thinker")
     assert greedy.with_request(Sampling(top_p=0.5, temperature=0.0), "thinker").temperature == 0
+    assert greedy.with_request(Sampling(top_p=1.0, top_k=0, min_p=0.0), "thinker") == greedy
 
 
 @pytest.mark.parametrize("asked", [{"logit_bias": ((10, 1.0),)}, {"stop_token_ids": (-1,)}])
