@@ -72,7 +72,8 @@ class StageDeployConfig(ConfigModel):
     threads: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
     """CPU threads of each replica's process."""
     step_tokens: Annotated[int, Strict(), Field(ge=1, le=1 << 20)] | None = None
-    """Tokens that one step of an llm_ar stage computes at most; longer prompts are prefilled in chunks."""
+    """Tokens that one step of an llm_ar stage computes at most, longer prompts are prefilled in chunks; of a diffusion
+    stage latent tokens, a larger request runs alone."""
     kv_block_tokens: Annotated[int, Strict(), Field(ge=1, le=1024)] | None = None
     """Tokens in one block of the KV cache."""
     kv_blocks: Annotated[int, Strict(), Field(ge=1, le=1 << 30)] | None = None
