@@ -15,7 +15,7 @@ from omni_cli.trace.reader import TraceReader
 from omni_cli.trace.show import show
 from omni_cli.trace.summary import summarise
 
-WIDTH = 116
+WIDTH = 128
 REQUESTS = (
     {"id": "first", "prompt": "Two requests share five stages", "seed": 1},
     {"id": "second", "prompt": "and both sing", "seed": 2},

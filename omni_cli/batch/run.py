@@ -29,6 +29,7 @@ from omni_cli.launch.signals import Interrupted, Interrupts
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import visible_devices
 from omni_cli.plan.model import ExecutionPlan
+from omni_cli.streams import say
 
 
 def judge(words: Sequence[str], options: RunOptions) -> tuple[LoadedConfig, ExecutionPlan, tuple[Task, ...]]:
@@ -56,6 +57,8 @@ def run_once(words: Sequence[str], options: RunOptions) -> int:
                 todo = remaining(state) if options.resume is not None else tasks
                 write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
                 stack.enter_context(_concluded(state, writer, quiet=options.quiet))
+            if options.resume is not None and not options.quiet:
+                say(f"{len(tasks) - len(todo)} of {len(tasks)} requests are done already")
             stack.enter_context(logging_to(folder.path / "run.log", quiet=options.quiet))
             with _shown(state, options, len(todo)) as display:
                 Session(state, writer, interrupts, display, trace=loaded.config.trace.enabled).carry(todo)

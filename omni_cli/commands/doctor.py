@@ -38,8 +38,8 @@ class Finding:
     remedy: str = ""
 
     def __str__(self) -> str:
-        line = f"{self.state:<5} {self.name:<14} {self.text}"
-        return f"{line}\n{'':<20} -> {self.remedy}" if self.remedy else line
+        line = f"{self.state:<5} {self.name:<17} {self.text}"
+        return f"{line}\n{'':<23} -> {self.remedy}" if self.remedy else line
 
 
 @app.command()

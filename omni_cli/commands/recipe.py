@@ -16,7 +16,7 @@ from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory, visible_devices
 from omni_cli.table import stdout, table
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, help="List, show, copy and validate recipes.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name, or a file.", show_default=False)]
 

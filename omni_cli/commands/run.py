@@ -9,7 +9,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def run(
-    words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Configuration, as `omni plan` shows it."),
+    words: list[str] = typer.Argument(
+        None, metavar="[KEY=VALUE]...", help="recipe=NAME, group choices and values; `omni plan --explain` lists them."
+    ),
     prompt: str = typer.Option(None, "--prompt", help="The question, taken to the letter."),
     prompt_file: str = typer.Option(None, "--prompt-file", help="A UTF-8 file that holds it; - is stdin."),
     messages: str = typer.Option(

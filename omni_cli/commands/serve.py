@@ -7,7 +7,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    words: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Configuration, as `omni plan` shows it."),
+    words: list[str] = typer.Argument(
+        None, metavar="[KEY=VALUE]...", help="recipe=NAME, serve.port=8001 and so on; `omni plan --explain` lists them."
+    ),
     quiet: bool = typer.Option(False, "-q", "--quiet", help="Only warnings and errors."),
 ) -> None:
     """Serve an OpenAI-compatible API over a pipeline of stage processes."""

@@ -104,9 +104,10 @@ class Preparer:
         image = {name: value for name in _IMAGE if (value := getattr(body, name)) is not None}
         line = {"modalities": ["image"], "seed": body.seed, "timeout_s": body.timeout_s, "image": image}
         checked = request_line(line, self.service.loaded)
-        problems = request_problems(self.service.plan, checked.request)
+        found_wrong = request_problems(self.service.plan, checked.request)
+        problems = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
         if problems:
-            raise InputError("\n".join(map(str, problems)), param=problems[0].key.removeprefix("image."))
+            raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         previews = shows_previews(self.service.plan)
         params, idle = drawing(able, checked.request.image, previews=previews)
         if body.partial_images and previews:
@@ -114,7 +115,7 @@ class Preparer:
         talk = await asyncio.to_thread(self._turn, body.prompt)
         found = self._requests("img", body.n, checked.request, checked.options, talk, traceparent)
         requests = (replace(r, choice=0, seed=(r.seed + r.choice) % SEEDS, image=params) for r in found.requests)
-        return replace(found, requests=tuple(requests)), tuple(note.removeprefix("image.") for note in idle)
+        return replace(found, requests=tuple(requests)), tuple(note.replace("image.", "") for note in idle)
 
     async def tokens(self, body: TokenizeRequest, traceparent: str | None = None) -> Prepared:
         """What asks for the token ids of a text, or of a conversation."""

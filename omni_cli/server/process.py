@@ -13,6 +13,7 @@ from datetime import datetime
 import uvicorn
 
 from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.config.files import shown
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.config.schema import ServeConfig
 from omni_cli.console import logging_to
@@ -54,6 +55,7 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
         started_at = datetime.now().astimezone()
         folder = RunFolder.create(recipe=f"serve/{loaded.recipe}", started_at=started_at)
         with listening, logging_to(folder.path / "run.log", quiet=quiet), contextlib.ExitStack() as held:
+            log.info("files: %s", shown(folder.path))
             recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
             if recorder is not None:
                 held.callback(recorder.close)

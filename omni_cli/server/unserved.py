@@ -11,7 +11,10 @@ from omni_cli.server.system import TheService, check_model, not_supported
 
 router = APIRouter()
 
-_FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations", "/v1/images/edits", "/v1/images/variations")
+_FORMS = (
+    *("/v1/audio/transcriptions", "/v1/audio/translations"),
+    *("/v1/images/edits", "/v1/images/variations", "/v1/videos"),
+)
 _OBJECTS = ("/v1/embeddings", "/v1/responses", "/detokenize")
 
 

@@ -93,7 +93,7 @@ def _processes(run: RunSummary) -> Table:
 
 
 def _batches(batches: Batches) -> str:
-    text = f"{batches.stage}: {batches.steps} steps of {batches.rows_a_step:.1f} rows"
+    text = f"{batches.stage}: {_counted(batches.steps, 'step')} of {batches.rows_a_step:.1f} rows"
     if batches.mixed:
         text += f", {batches.mixed} with prefill and decode, of up to {batches.ages} ages"
     if batches.frames_a_unit is not None:
@@ -174,9 +174,8 @@ def _phases(span: StageSpan) -> Iterator[Phase]:
 
 def _outputs(request: RequestSummary) -> Iterator[str]:
     for output in request.outputs.values():
-        text = (
-            f"{output.modality} {output.status}: {output.units} units in {output.chunks} pieces, {size(output.nbytes)}"
-        )
+        units, pieces = _counted(output.units, "unit"), _counted(output.chunks, "piece")
+        text = f"{output.modality} {output.status}: {units} in {pieces}, {size(output.nbytes)}"
         rtf = request.rtf(output)
         if type_of(output.modality) == "audio" and rtf is not None:
             text += f", {output.audio_s:.2f} s of sound, RTF {rtf:.3f}"
@@ -186,8 +185,8 @@ def _outputs(request: RequestSummary) -> Iterator[str]:
 def _edges(request: RequestSummary) -> Iterator[str]:
     for edge in request.edges.values():
         mean = f", hand-off {duration(edge.mean_hand_off_ns)}" if edge.got else ""
-        plural = "" if edge.messages == 1 else "s"
-        yield f"{edge.producer} -> {edge.consumer}: {edge.messages} message{plural}, {size(edge.nbytes)}{mean}"
+        messages = _counted(edge.messages, "message")
+        yield f"{edge.producer} -> {edge.consumer}: {messages}, {size(edge.nbytes)}{mean}"
 
 
 def _leads(request: RequestSummary) -> Iterator[str]:
@@ -205,3 +204,7 @@ def _legend() -> Text:
     for kind, meaning in words.items():
         text.append(MARKS[kind], style=STYLES[kind]).append(f" {kind} ({meaning})  ", style="dim")
     return text
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -40,6 +40,7 @@ def test_what_failed_or_has_changed_is_done_again_and_nothing_else(tmp_path):
     second = batch(tmp_path, lines, "recipe=synthetic", "--resume", "run")
     assert second.code == 0, second.err
     assert "warning: request changed is not what it was and is done again\n" in second.err
+    assert "1 of 4 requests are done already\n" in second.err
     assert sorted(names(run / "trace-2.jsonl")) == ["broken", "changed", "new"]
     assert (run / "kept/audio.wav").stat() == sound
     assert (run / "changed/text.txt").read_text() == "another question"
@@ -52,7 +53,7 @@ def test_what_failed_or_has_changed_is_done_again_and_nothing_else(tmp_path):
         results.write(b'{"request_id": "kept", "status": "fai')  # torn by a kill
     third = batch(tmp_path, lines, "recipe=synthetic", "--resume", "run")
     assert third.code == 0, third.err
-    assert "starting" not in third.err
+    assert third.err == "4 of 4 requests are done already\nfiles: run\n"
     assert not (run / "trace-3.jsonl").exists()
     assert (run / "results.jsonl").read_bytes().endswith(b"}\n")
     assert len((run / "results.jsonl").read_text().splitlines()) == 6

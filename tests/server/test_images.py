@@ -74,6 +74,8 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
     assert guided["data"] != plain["data"]
     idle = drawn(painter, seed=1, negative_prompt="red", true_cfg_scale=1.0)
     assert idle["data"] == plain["data"]
+    (note,) = drawn(painter, seed=1, true_cfg_scale=4.0)["warnings"]
+    assert note == "true_cfg_scale has no effect without negative_prompt, which may be empty"
     assert "negative_prompt has no effect" in idle["warnings"][0]
     other = drawn(painter, seed=1, guidance_scale=7, quality="high", style="vivid", output_compression=50)
     assert other["data"] == plain["data"]
@@ -113,6 +115,7 @@ def test_what_cannot_be_drawn_is_refused_with_its_name(painter, field, value, sa
     error = refused(painter, path=PATH, prompt="a bell", **{field: value})
     assert error["param"].partition("[")[0] == field
     assert says in error["message"]
+    assert "image." not in error["message"]
     assert painter.took_on() == before
 
 

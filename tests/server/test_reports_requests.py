@@ -62,7 +62,7 @@ def test_r43_the_model_is_checked_on_every_route(server):
     assert httpx.get(f"{server.url}/v1/models/nope").status_code == 404
 
 
-@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/embeddings", "/v1/responses", "/detokenize"])
+@pytest.mark.parametrize("path", ["/v1/images/generations", "/v1/videos", "/v1/embeddings", "/detokenize"])
 def test_r44_what_the_recipe_cannot_do_is_said(server, path):
     assert "not supported by recipe synthetic" in refused(server, path=path, prompt="a cat")["message"]
     assert httpx.get(f"{server.url}{path}").status_code == 405

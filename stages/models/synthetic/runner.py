@@ -72,7 +72,7 @@ class SyntheticRunner(ABC, Generic[S]):
 
     def load(self) -> tuple[tuple[str, str], ...]:
         self._faults.load(self._defaults)
-        return (("device", "cpu"), ("dtype", self._defaults.dtype), ("weights_bytes", "0"))
+        return (("device", "cpu"), ("dtype", self._defaults.dtype), ("weight_bytes", "0"))
 
     def warm_up(self) -> None:
         request = StageRequest(
