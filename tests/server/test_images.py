@@ -10,6 +10,7 @@ import openai
 import pytest
 from PIL import Image
 
+from tests.server.chromium import chromium
 from tests.server.serving import refused, serving
 from tests.server.test_sdk import untyped
 
@@ -151,3 +152,13 @@ def test_a_client_that_leaves_ends_its_picture_and_nobody_else_s(painter):
 )
 def test_a_recipe_that_only_draws_says_so_elsewhere(painter, path, body):
     assert "not supported by recipe" in refused(painter, path=path, **body)["message"]
+
+
+def test_the_page_draws(painter, tmp_path):
+    with chromium(tmp_path) as page:
+        page.open(painter.url)
+        page.until("$('model').textContent === 'qwen_image'")
+        page.run("$('prompt').value = 'a bell'; $('form').requestSubmit()")
+        assert page.until("document.querySelector('.answer img')?.naturalWidth") > 0
+        assert page.until("document.querySelector('.answer').dataset.end") == "finished"
+        assert page.said == []
