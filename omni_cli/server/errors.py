@@ -57,7 +57,11 @@ def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return bad_request("the body is read with Content-Type: application/json only", code="invalid_content_type")
     unknown = problem["type"] == "extra_forbidden"
     param = _param(problem["loc"]) or None
-    message = f"{param}: is not known here" if unknown else f"{param or 'body'}: {problem['msg']}"
+    message = (
+        f"{param}: is not known here"
+        if unknown
+        else f"{param or 'body'}: {problem['msg'].removeprefix('Value error, ')}"
+    )
     return bad_request(message, param=param, code="unknown_parameter" if unknown else "invalid_value")
 
 

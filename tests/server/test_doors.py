@@ -128,6 +128,22 @@ def test_a_wrong_method_is_told_those_that_there_are(method, path, allowed):
     assert (done.status_code, done.headers["allow"]) == (405, allowed)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": [1] * 70_000},
+        {"messages": [{"role": "user", "content": [{}] * 700}] * 100},
+        dict.fromkeys(map(str, range(70_000)), 1),
+        {**CHAT, "logit_bias": dict.fromkeys(map(str, range(70_000)), 1)},
+    ],
+    ids=["turns", "parts", "fields", "entries"],
+)
+def test_a_body_of_too_many_items_is_refused_before_they_are_looked_at(body):
+    done = ask(app(), "POST", PATH, json=body)
+    assert done.status_code == 400
+    assert done.json()["error"]["message"].endswith("has more than 65536 fields and items")
+
+
 def test_what_nobody_expected_is_a_500_without_details():
     done = ask(app(error=ZeroDivisionError("the secret of the house")), "POST", PATH, json=CHAT)
     assert (done.status_code, done.json()["error"]["code"]) == (500, "internal_error")
