@@ -4,6 +4,7 @@ What a caller waits for is stamped in the caller; what a stage does, in the stag
 named, and is part of no other figure.
 """
 
+import asyncio
 import json
 import time
 from dataclasses import asdict, dataclass, field
@@ -61,7 +62,10 @@ class Serving:
 
 async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load) -> list[Served]:
     served: list[Served] = []
-    made = [requests.make(number) for number in range(load.requests)]  # before anyone waits for them
+    made = []
+    for number in range(load.requests):  # before anyone waits for them
+        made.append(requests.make(number))
+        await asyncio.sleep(0)  # a signal ends this as well
 
     async def ask(number: int, due_ns: int) -> None:
         one = Served(number=number, start_ns=due_ns)

@@ -1,6 +1,5 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
-import math
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -8,14 +7,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
+_MOST = (1 << 20) - 1  # of what is counted: a talker is asked for a token more than its frames
+_MOST_AT_ONCE = 10_000  # callers, rows, or arrivals a second: all of a load's requests are made up before it
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
 ]
 Page = Annotated[Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")]
-PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, help="With the chat template.")]
-TextTokens = Annotated[int, typer.Option("--text-tokens", min=1, help="Of each answer.")]
-Frames = Annotated[int, typer.Option("--frames", min=1, help="Frames of sound of each answer.")]
+PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, max=_MOST, help="With the chat template.")]
+TextTokens = Annotated[int, typer.Option("--text-tokens", min=1, max=_MOST, help="Of each answer.")]
+Frames = Annotated[int, typer.Option("--frames", min=1, max=_MOST, help="Frames of sound of each answer.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Keys all that is drawn: prompts, tokens, arrivals.")]
 JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")]
@@ -64,7 +66,9 @@ def run(
     ] = None,
     requests: Annotated[
         int | None,
-        typer.Option("--requests", min=1, help="Requests of each load. Default: twice those at once, 8 or more."),
+        typer.Option(
+            "--requests", min=1, max=_MOST, help="Requests of each load. Default: twice those at once, 8 or more."
+        ),
     ] = None,
     prompt_tokens: PromptTokens = 100,
     text_tokens: TextTokens = 64,
@@ -85,8 +89,9 @@ def run(
     from omni_cli.bench.sized import SizedRequests
     from stages.models.registry import RequestSize
 
-    callers = _numbers("--concurrency", concurrency or ("" if rate else "1"), int)
-    rates = _numbers("--rate", rate or "", float)
+    closed = "1" if concurrency is None and rate is None else concurrency
+    callers = () if closed is None else _numbers("--concurrency", closed, int)
+    rates = () if rate is None else _numbers("--rate", rate, float)
     size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
     prepared = Prepared.of(words or [], _command(context))
     sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
@@ -100,8 +105,10 @@ def stage(
     words: Words = None,
     stage: Annotated[str, typer.Option("--stage", metavar="NAME", help="The stage of the plan.")] = "",
     batch: Annotated[str, typer.Option("--batch", metavar="N[,N..]", help="Requests in a step.")] = "1",
-    tokens: Annotated[int, typer.Option("--context", min=1, help="Tokens before the first measured step.")] = 200,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps of each batch size.")] = 64,
+    tokens: Annotated[
+        int, typer.Option("--context", min=1, max=_MOST, help="Tokens before the first measured step.")
+    ] = 200,
+    steps: Annotated[int, typer.Option("--steps", min=1, max=_MOST, help="Steps of each batch size.")] = 64,
     bandwidth: Annotated[
         float | None, typer.Option("--bandwidth", min=0.001, metavar="GB/S", help="Of memory; measured if not given.")
     ] = None,
@@ -138,7 +145,7 @@ def compare(
     concurrency: Annotated[
         str, typer.Option("--concurrency", metavar="N[,N..]", help="Callers of omni, beside one; `generate` has one.")
     ] = "1",
-    requests: Annotated[int, typer.Option("--requests", min=1, help="Requests of each side.")] = 4,
+    requests: Annotated[int, typer.Option("--requests", min=1, max=_MOST, help="Requests of each side.")] = 4,
     prompt_tokens: PromptTokens = 100,
     text_tokens: TextTokens = 64,
     frames: Frames = 250,
@@ -178,13 +185,15 @@ _PLACES = ("--out", "--json", "--write")
 
 
 def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """`1,4,8` as numbers above 0."""
+    """`1,4,8` as numbers above 0, none of which a machine could not hold."""
     try:
         found = tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError:
         found = ()
-    if (text and not found) or not all(0 < number < math.inf for number in found):
-        raise typer.BadParameter(f"{text!r}: give numbers above 0, as 1,4,8", param_hint=option)
+    if not found or not all(0 < number <= _MOST_AT_ONCE for number in found):
+        raise typer.BadParameter(
+            f"{text!r}: give numbers above 0, of {_MOST_AT_ONCE} at most, as 1,4,8", param_hint=option
+        )
     return found
 
 

@@ -1,11 +1,13 @@
 """What cannot be measured is refused before anything is started."""
 
 import pytest
+from typer.testing import CliRunner
 
 from omni_cli.bench.compare import comparable
 from omni_cli.bench.prepared import Prepared
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.stage import StageBench
+from omni_cli.commands.bench import app
 from omni_cli.errors import ConfigError
 from stages.models.registry import RequestSize
 
@@ -42,3 +44,21 @@ def test_an_output_that_is_not_deployed() -> None:
 def test_a_family_without_generate() -> None:
     with pytest.raises(ConfigError, match="`synthetic` has no `generate` to be compared with"):
         comparable(["recipe=synthetic"], "")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("run", "--rate", "1e30"),
+        ("run", "--rate", ""),
+        ("run", "--concurrency", ""),
+        ("run", "--concurrency", "1000000"),
+        ("run", "--frames", "1048576"),
+        ("stage", "--stage", "thinker", "--batch", ""),
+        ("compare", "--concurrency", ","),
+    ],
+)
+def test_numbers_that_no_machine_holds_or_none(options: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*options, "recipe=synthetic"])
+    assert result.exit_code == 2
+    assert "Invalid value" in result.output
