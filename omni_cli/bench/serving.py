@@ -18,7 +18,7 @@ from omni_cli.bench.load import Load
 from omni_cli.bench.plot import draw
 from omni_cli.bench.prepared import Prepared
 from omni_cli.bench.report import Report
-from omni_cli.bench.served import Piece, Served
+from omni_cli.bench.served import AUDIO, Piece, Served
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StepLog
 from omni_cli.console import logging_to
@@ -29,7 +29,7 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.request import OutputChunk
 from omni_cli.streams import say
-from omni_cli.trace.summary import duration_s
+from omni_cli.trace.summary import duration_s, type_of
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,9 +116,10 @@ def bench_run(
 def _report(prepared: Prepared, serving: Serving) -> Report:
     requests = serving.requests
     size, outputs = requests.size, ", ".join(requests.outputs)
+    frames = f", {size.frames} frames" if AUDIO in map(type_of, requests.outputs) else ""
     workload = (
-        f"A request has {size.prompt_tokens} prompt tokens and asks for {outputs}: {size.text_tokens} text tokens, "
-        f"{size.frames} frames; end tokens ignored, no two requests alike."
+        f"A request has {size.prompt_tokens} prompt tokens and asks for {outputs}: "
+        f"{size.text_tokens} text tokens{frames}; end tokens ignored, no two requests alike."
     )
     details = {
         "processes": serving.facts,

@@ -109,6 +109,7 @@ def test_text_alone_and_a_request_that_fails_is_named_and_fails_the_command(tmp_
     with leaves_nothing():
         done = omni("bench", "run", *words, "--text-only", "--requests", "4", cwd=tmp_path)
     assert done.code == 1
+    assert "asks for text: 64 text tokens; end tokens ignored" in done.out
     (level,) = json.loads((done.run / "bench.json").read_text())["levels"]
     assert level["warm_up_failed"] == 1
     assert (level["done"], len(level["failed"])) == (2, 2)
