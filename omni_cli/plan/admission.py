@@ -27,6 +27,9 @@ def request_problems(plan: ExecutionPlan, request: RequestConfig, prefix: str = 
         if sampling.logprobs is not None and not stages[stage].logprobs:
             message = f"{stage} reports no log probabilities; leave it out"
             problems.append(Problem(key=f"{prefix}sampling.{stage}.logprobs", message=message))
+        if sampling.stop and "text" not in stages[stage].outputs:
+            message = f"{stage} writes no text that could end before a string; leave it out"
+            problems.append(Problem(key=f"{prefix}sampling.{stage}.stop", message=message))
     return (*problems, *drawing_problems(plan, request.image, prefix))
 
 

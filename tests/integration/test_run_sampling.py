@@ -37,10 +37,15 @@ def test_stops_and_log_probabilities(tmp_path):
     assert by_output["logprobs"]["path"] == "plain/logprobs.jsonl"
 
 
-@pytest.mark.parametrize(("recipe", "stage"), [("qwen3_omni", "talker"), ("synthetic", "thinker")])
-def test_a_stage_that_reports_nothing_says_so(tmp_path, recipe, stage):
-    words = (f"recipe={recipe}", f"request.sampling.{stage}.logprobs=2", "--prompt", "hi")
-    ended = omni("run", *words, cwd=tmp_path)
+@pytest.mark.parametrize(
+    ("recipe", "word", "says"),
+    [
+        ("qwen3_omni", "talker.logprobs=2", "talker reports no log probabilities"),
+        ("synthetic", "thinker.logprobs=2", "thinker reports no log probabilities"),
+        ("qwen3_omni", "talker.stop=[x]", "talker writes no text"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_refused_before_the_start(tmp_path, recipe, word, says):
+    ended = omni("run", f"recipe={recipe}", f"request.sampling.{word}", "--prompt", "hi", cwd=tmp_path)
     assert ended.code == 2
-    assert f"sampling.{stage}.logprobs" in ended.err
-    assert f"{stage} reports no log probabilities" in ended.err
+    assert f"sampling.{word.split('=')[0]} (command line): {says}" in ended.err
