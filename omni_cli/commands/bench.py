@@ -10,17 +10,30 @@ import typer
 _MOST = (1 << 20) - 1  # of what is counted: a talker is asked for a token more than its frames
 _MOST_AT_ONCE = 10_000  # callers, rows, or arrivals a second: all of a load's requests are made up before it
 
+
+def _place(path: Path | None) -> Path | None:
+    """Refuses before the measurement, not after it, what could not be written then."""
+    if path is not None and (path.is_dir() or not path.parent.is_dir()):
+        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+    return path
+
+
 Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="recipe=NAME, group choices and values.", show_default=False),
 ]
-Page = Annotated[Path | None, typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.")]
+Page = Annotated[
+    Path | None,
+    typer.Option("--write", metavar="PAGE.md", help="Put the tables into this page as well.", callback=_place),
+]
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, max=_MOST, help="With the chat template.")]
 TextTokens = Annotated[int, typer.Option("--text-tokens", min=1, max=_MOST, help="Of each answer.")]
 Frames = Annotated[int, typer.Option("--frames", min=1, max=_MOST, help="Frames of sound of each answer.")]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Keys all that is drawn: prompts, tokens, arrivals.")]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Figures with every sample.", callback=_place)
+]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -110,7 +123,8 @@ def stage(
     ] = 200,
     steps: Annotated[int, typer.Option("--steps", min=1, max=_MOST, help="Steps of each batch size.")] = 64,
     bandwidth: Annotated[
-        float | None, typer.Option("--bandwidth", min=0.001, metavar="GB/S", help="Of memory; measured if not given.")
+        float | None,
+        typer.Option("--bandwidth", min=0.001, max=1e6, metavar="GB/S", help="Of memory; measured if not given."),
     ] = None,
     seed: Seed = 0,
     json_to: JsonFile = None,

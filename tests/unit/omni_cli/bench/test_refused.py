@@ -56,9 +56,12 @@ def test_a_family_without_generate() -> None:
         ("run", "--frames", "1048576"),
         ("stage", "--stage", "thinker", "--batch", ""),
         ("compare", "--concurrency", ","),
+        ("stage", "--stage", "thinker", "--bandwidth", "inf"),
+        ("run", "--json", "absent/figures.json"),
+        ("overhead", "--quick", "--write", "absent/page.md"),
     ],
 )
-def test_numbers_that_no_machine_holds_or_none(options: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*options, "recipe=synthetic"])
+def test_options_that_cannot_be_followed(options: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*options, *([] if options[0] == "overhead" else ["recipe=synthetic"])])
     assert result.exit_code == 2
     assert "Invalid value" in result.output
