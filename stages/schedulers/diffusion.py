@@ -36,6 +36,11 @@ class _Job:
     passed: int = 0
     waited: int = 0
 
+    @property
+    def drawn(self) -> bool:
+        """Whether all steps are done. One whose preview is decoded comes back and keeps its room in the budget."""
+        return self.entry.position >= self.asks.steps
+
 
 class DiffusionScheduler(StreamScheduler):
     """Up to `max_batch` requests are worked on at once; those of one shape take `step_tokens` latent tokens a step
@@ -101,7 +106,7 @@ class DiffusionScheduler(StreamScheduler):
         taken = sum(
             other.asks.tokens
             for other in self._running.values()
-            if other.asks.shape == job.asks.shape and other.work != "decode"
+            if other.asks.shape == job.asks.shape and not other.drawn
         )
         return not taken or taken + job.asks.tokens <= self._budget
 
@@ -123,7 +128,7 @@ class DiffusionScheduler(StreamScheduler):
         return [job for job in jobs if job.asks.shape == shape]
 
     def gauges(self) -> tuple[tuple[str, int], ...]:
-        tokens = sum(job.asks.tokens for job in self._running.values() if job.work != "decode")
+        tokens = sum(job.asks.tokens for job in self._running.values() if not job.drawn)
         return (
             *super().gauges(),
             ("waiting", len(self._queue)),
@@ -136,12 +141,11 @@ class DiffusionScheduler(StreamScheduler):
 
     def _advanced(self, entry: Entry, progress: RowProgress) -> None:
         job, every = self._running[entry.uid], self._running[entry.uid].asks.preview_every
-        done = entry.position == job.asks.steps
-        if done and (job.work == "decode" or not self._decodes):
+        if job.drawn and (job.work == "decode" or not self._decodes):
             raise ValueError(f"request {entry.uid} has done all its work, but has not ended")
         if job.work != "denoise":
             job.work = "denoise"
-        elif done or (self._decodes and every and progress.units and entry.position % every == 0):
+        elif job.drawn or (self._decodes and every and progress.units and entry.position % every == 0):
             job.work = "decode"
             # to the back of those who are decoded: first done, first out
             self._running[entry.uid] = self._running.pop(entry.uid)
