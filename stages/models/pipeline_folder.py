@@ -33,7 +33,7 @@ def pipeline_problems(
         "model_index.json",
         "scheduler/scheduler_config.json",
         *(f"{part}/config.json" for part in weights),
-        "tokenizer/tokenizer_config.json",
+        *(f"{part.replace('text_encoder', 'tokenizer')}/tokenizer_config.json" for part in weights if "text" in part),
     )
     absent = [f"{folder / name}: no such file" for name in configs if not (folder / name).is_file()]
     if absent:

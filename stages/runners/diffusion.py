@@ -20,6 +20,7 @@ from stages.runners.base import Emission, Output, RowResult
 from stages.runners.tensors import from_payload, read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
+_PROMPT_CHARACTERS = 100_000  # a longer text is refused before a tokenizer sees it
 _KEPT_TEXTS = 16  # encoded texts that are kept: the empty negative prompt, the prompt of several pictures
 _WARM_UP = -1
 # What the messages between the three stages carry.
@@ -260,6 +261,8 @@ class DiffusionRunner:
         return tuple(Emission(consumer=name, units=1, payload=payload) for name in picture.request.consumers)
 
     def _condition(self, text: str) -> Condition:
+        if len(text) > _PROMPT_CHARACTERS:
+            raise RequestRefused(f"a text has {len(text)} characters; {_PROMPT_CHARACTERS} are read at most")
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._stepper.encode(text)
@@ -353,6 +356,11 @@ class DiffusionRunner:
     def close(self) -> None:
         self._pictures.clear()
         self._texts.clear()
+
+
+def cut_off(tokens: int, most: int) -> str:
+    """The warning of a text of more tokens than count; none if it fits."""
+    return f"the prompt has {tokens} tokens, of which the first {most} count" if tokens > most else ""
 
 
 def _prompt(request: StageRequest) -> str:

@@ -1,6 +1,7 @@
 """Loads the parts of a diffusers folder, strictly: built on their device, filled tensor by tensor. Knows no model."""
 
 from collections.abc import Callable
+from inspect import isclass
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from stages.config import ModelSpec
+from stages.errors import CheckpointError
 from stages.models.checkpoint import read_json
 from stages.runners.loading import Route, Slot, build, fill_random, load_weights
 
@@ -46,6 +48,10 @@ class PipelineParts:
         return module
 
     def scheduler(self) -> Any:
-        """The noise scheduler that the folder names."""
-        kind = read_json(self.folder / "scheduler" / "scheduler_config.json")["_class_name"]
-        return getattr(diffusers, kind).from_pretrained(self.folder / "scheduler")
+        """The noise scheduler that the folder names. Raises CheckpointError for one that diffusers does not have."""
+        config = self.folder / "scheduler" / "scheduler_config.json"
+        kind = getattr(diffusers, str(read_json(config).get("_class_name")), None)
+        known = isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
+        if not known:
+            raise CheckpointError(f"{config}: _class_name names no noise scheduler of diffusers")
+        return kind.from_pretrained(self.folder / "scheduler")

@@ -21,14 +21,13 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGene
 from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
-from stages.runners.diffusion import Canvas, Condition
+from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 512
 """Of a longer prompt the rest does not count, as in the pipeline."""
-PROMPT_CHARACTERS = 100_000
 TILED_PIXELS = 1664 * 928
 """Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
 
@@ -88,14 +87,11 @@ class QwenImageStepper:
         )
 
     def encode(self, text: str) -> Condition:
-        if len(text) > PROMPT_CHARACTERS:
-            raise RequestRefused(f"the prompt has {len(text)} characters; {PROMPT_CHARACTERS} are read at most")
         pipeline = self._pipeline
         embeds, _ = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)
         template: str = pipeline.prompt_template_encode
         tokens = len(pipeline.tokenizer(template.format(text)).input_ids) - pipeline.prompt_template_encode_start_idx
-        warning = f"the prompt has {tokens} tokens, of which the first {PROMPT_TOKENS} count"
-        return Condition(embeds[0], warning if tokens > PROMPT_TOKENS else "")
+        return Condition(embeds[0], cut_off(tokens, PROMPT_TOKENS))
 
     def blank(self) -> Condition:
         return Condition(torch.zeros(1, self._features, device=self._device, dtype=self._dtype))

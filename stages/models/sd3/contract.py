@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stages.config import StageTuning
+from stages.errors import CheckpointError
 from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
@@ -22,11 +23,15 @@ _WEIGHTS = ("transformer", "vae", "text_encoder", "text_encoder_2")
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
     """Problems of a checkpoint folder, a line each."""
-    return pipeline_problems(path, load_format, kind=PIPELINE, weights=_weights(path), image=image)
+    try:
+        parts = weights(path)
+    except CheckpointError as error:
+        return (str(error),)
+    return pipeline_problems(path, load_format, kind=PIPELINE, weights=parts, image=image)
 
 
-def _weights(path: str) -> tuple[str, ...]:
-    """T5 may be absent, if the folder's index says so."""
+def weights(path: str) -> tuple[str, ...]:
+    """The parts that have some. T5 may be absent, if the folder's index says so. Raises CheckpointError."""
     index = Path(path) / "model_index.json"
     has_t5 = index.is_file() and (read_json(index).get("text_encoder_3") or [None])[0] is not None
     return (*_WEIGHTS, "text_encoder_3") if has_t5 else _WEIGHTS
@@ -72,6 +77,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=default_model,
         edge_bytes=lambda model, producer, consumer: MOST_PIXELS * 3,
         image=image,
-        stage_memory=lambda path, stage, dtype: parts_memory(path, _weights(path), dtype),
+        stage_memory=lambda path, stage, dtype: parts_memory(path, weights(path), dtype),
     )
 }

@@ -16,15 +16,14 @@ from transformers import AutoConfig, AutoTokenizer, CLIPTextModelWithProjection,
 from stages.config import ModelSpec
 from stages.errors import RequestRefused, StageError
 from stages.messages import ImageParams
-from stages.models.checkpoint import read_json
-from stages.runners.diffusion import Canvas, Condition
+from stages.models.sd3.contract import weights
+from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 256
 """What T5 reads of a prompt, as in the pipeline; the two CLIP encoders read the 77 that they know."""
-PROMPT_CHARACTERS = 100_000
 
 
 class SD3Stepper:
@@ -38,7 +37,6 @@ class SD3Stepper:
     def load(self, device: torch.device, dtype: torch.dtype) -> int:
         self._device = device
         parts = PipelineParts(self._model)
-        index = read_json(parts.folder / "model_index.json")
         makers: dict[str, Callable[[], nn.Module]] = {
             "transformer": lambda: SD3Transformer2DModel.from_config(parts.config("transformer")),
             "vae": lambda: AutoencoderKL.from_config(parts.config("vae")),
@@ -46,18 +44,17 @@ class SD3Stepper:
             "text_encoder_2": lambda: CLIPTextModelWithProjection(_config(parts, "text_encoder_2")),
             "text_encoder_3": lambda: _t5(parts),
         }
-        has_t5 = index.get("text_encoder_3", [None])[0] is not None
-        if not has_t5:
-            del makers["text_encoder_3"]
+        present = weights(self._model.path)
         modules = {
-            part: parts.module(part, make, device=device, dtype=dtype, route=_slot) for part, make in makers.items()
+            part: parts.module(part, make, device=device, dtype=dtype, route=_slot) if part in present else None
+            for part, make in makers.items()
         }
         tokenizers = {
-            name: AutoTokenizer.from_pretrained(parts.folder / name)
-            for name in ("tokenizer", "tokenizer_2", *(("tokenizer_3",) if has_t5 else ()))
+            name: AutoTokenizer.from_pretrained(parts.folder / name) if encoder in present else None
+            for encoder in makers
+            if (name := encoder.replace("text_encoder", "tokenizer")) != encoder
         }
-        absent = {} if has_t5 else {"text_encoder_3": None, "tokenizer_3": None}
-        self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers, **absent)
+        self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers)
         self._multiple = self._pipeline.vae_scale_factor * self._pipeline.patch_size
         return parts.held
 
@@ -77,8 +74,6 @@ class SD3Stepper:
         return Denoising(steps=image.steps, tokens=tokens, shape=(image.width, image.height))
 
     def encode(self, text: str) -> Condition:
-        if len(text) > PROMPT_CHARACTERS:
-            raise RequestRefused(f"the prompt has {len(text)} characters; {PROMPT_CHARACTERS} are read at most")
         pipeline = self._pipeline
         embeds, _, pooled, _ = pipeline.encode_prompt(
             text, None, None, self._device, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS
@@ -89,8 +84,7 @@ class SD3Stepper:
             else (pipeline.tokenizer_3, PROMPT_TOKENS)
         )
         tokens = len(reader(text).input_ids)
-        warning = f"the prompt has {tokens} tokens, of which the first {most} count"
-        return Condition(embeds[0], warning if tokens > most else "", pooled[0])
+        return Condition(embeds[0], cut_off(tokens, most), pooled[0])
 
     def blank(self) -> Condition:
         return self.encode("")

@@ -19,14 +19,13 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.wan.contract import FPS
-from stages.runners.diffusion import Canvas, Condition
+from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 512
 """Of a longer prompt the rest does not count, as in the pipeline."""
-PROMPT_CHARACTERS = 100_000
 
 
 class WanStepper:
@@ -83,15 +82,12 @@ class WanStepper:
         return Denoising(steps=image.steps, tokens=tokens * (2 if image.guided else 1), shape=shape)
 
     def encode(self, text: str) -> Condition:
-        if len(text) > PROMPT_CHARACTERS:
-            raise RequestRefused(f"the prompt has {len(text)} characters; {PROMPT_CHARACTERS} are read at most")
         pipeline = self._pipeline
         embeds, _ = pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS, device=self._device
         )
         tokens = len(pipeline.tokenizer(prompt_clean(text)).input_ids)
-        warning = f"the prompt has {tokens} tokens, of which the first {PROMPT_TOKENS} count"
-        return Condition(embeds[0].to(pipeline.transformer.dtype), warning if tokens > PROMPT_TOKENS else "")
+        return Condition(embeds[0].to(pipeline.transformer.dtype), cut_off(tokens, PROMPT_TOKENS))
 
     def blank(self) -> Condition:
         transformer = self._pipeline.transformer

@@ -85,6 +85,12 @@ def test_what_a_stage_will_hold_is_what_it_holds(tiny_folder, studio):
     assert sum(split) - split[2] == int(studio.facts["weight_bytes"]) / 2
 
 
+def test_a_noise_scheduler_that_nobody_knows_is_named(copied):
+    rewrite(copied / "scheduler" / "scheduler_config.json", _class_name="ImagePipelineOutput")
+    with pytest.raises(CheckpointError, match=r"scheduler_config\.json: _class_name names no noise scheduler"):
+        load(copied)
+
+
 @pytest.mark.parametrize("part", ["vae", "transformer"])
 def test_a_missing_and_an_unexpected_tensor_are_named(copied, part):
     path = copied / part / "diffusion_pytorch_model.safetensors"

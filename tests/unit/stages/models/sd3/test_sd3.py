@@ -1,6 +1,8 @@
 """A third pipeline by the same runner: one request alone equals diffusers' StableDiffusion3Pipeline."""
 
+import json
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -91,6 +93,27 @@ def test_unequal_pictures_in_one_batch_equal_their_solo_runs(studio):
 def test_what_is_no_picture_of_this_model_is_refused_and_a_long_prompt_noted(studio):
     assert "at most 512" in studio.draw(Asked(size=(1024, 16))).drawn[0].error
     assert "first 256 count" in studio.draw(Asked(prompt="sea " * 99, steps=1)).drawn[0].payload.scalar("warning")
+
+
+def test_without_t5_it_is_the_pipeline_s_too(tiny_folder, tmp_path):
+    from diffusers import StableDiffusion3Pipeline
+
+    folder = shutil.copytree(tiny_folder, tmp_path / "copy")
+    index = json.loads((folder / "model_index.json").read_text())
+    for part in ("text_encoder_3", "tokenizer_3"):
+        shutil.rmtree(folder / part)
+        index[part] = [None, None]
+    (folder / "model_index.json").write_text(json.dumps(index))
+    assert check_model(str(folder), "auto") == ()
+    studio = Studio(folder, stepper=SD3Stepper(ModelSpec(path=str(folder), load_format="auto", dtype="float32")))
+    theirs = StableDiffusion3Pipeline.from_pretrained(folder, text_encoder_3=None, tokenizer_3=None)
+    asked = Asked(scale=1.0, steps=2)
+    assert torch.equal(studio.draw(asked).drawn[0].latents, expected(theirs, asked, "latent"))
+    absent = folder / "tokenizer_2" / "tokenizer_config.json"
+    absent.unlink()
+    assert check_model(str(folder), "auto") == (f"{absent}: no such file",)
+    (folder / "model_index.json").write_text("{")
+    assert str(folder / "model_index.json") in check_model(str(folder), "auto")[0]
 
 
 def test_a_folder_is_known_before_it_is_loaded(tiny_folder):
