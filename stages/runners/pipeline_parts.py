@@ -50,7 +50,7 @@ class PipelineParts:
     def scheduler(self) -> Any:
         """The noise scheduler that the folder names. Raises CheckpointError for one that diffusers does not have."""
         config = self.folder / "scheduler" / "scheduler_config.json"
-        kind = getattr(diffusers, str(read_json(config).get("_class_name")), None)
+        kind: Any = getattr(diffusers, str(read_json(config).get("_class_name")), None)
         known = isclass(kind) and issubclass(kind, diffusers.SchedulerMixin)
         if not known:
             raise CheckpointError(f"{config}: _class_name names no noise scheduler of diffusers")
