@@ -4,8 +4,9 @@ The same schema as the configuration's, over its values as defaults. Content is 
 is the business of `omni_cli.inputs`.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field, Strict
@@ -69,11 +70,15 @@ def request_line(line: object, loaded: LoadedConfig) -> RequestLine:
     problems += found
     if "prompt" in given and "messages" in given:
         problems.append(Problem(key="prompt", message="cannot stand beside `messages`; put it there as the last turn"))
+    problems = [replace(problem, key=_PLACE.sub(r"[\1]", problem.key)) for problem in problems]
     if problems or checked is None:
         raise InputError("\n".join(map(str, problems)), param=problems[0].key if problems else None)
     settings = {name: getattr(checked, name) for name in RequestConfig.model_fields}
     content = {name: getattr(checked, name) for name in _Line.model_fields if name not in settings}
     return RequestLine(request=RequestConfig(**settings), options=options, **content)
+
+
+_PLACE = re.compile(r"\.(\d+)(?=\.|$)")  # in a list, as data write it
 
 
 def merged(base: Any, over: Any) -> Any:

@@ -22,6 +22,7 @@ from omni_cli.server.protocol import ChatRequest
 from omni_cli.server.service import Service
 from omni_cli.server.sound import Sound, audio_format, b64
 from omni_cli.server.system import TheService, TheTraceparent, check_model, not_supported
+from omni_cli.trace.summary import type_of
 
 router = APIRouter()
 
@@ -109,7 +110,7 @@ async def chat_completions(
 ) -> Response:
     """An answer to a conversation, with the modalities that were asked for."""
     check_model(service, body.model)
-    if not any(_spoken(output) or output == "text" for output in service.plan.outputs):
+    if not any(type_of(output) in ("text", "audio") for output in service.plan.outputs):
         raise not_supported(service, request.url.path)
     preparer: Preparer = request.app.state.preparer
     streamed = bool(body.stream)
@@ -129,19 +130,15 @@ async def chat_completions(
 
 
 def make_choice(service: Service, request: OmniRequest, form: Any, index: int) -> Choice:
-    foreign = [output for output in request.outputs if not (_spoken(output) or output == "text")]
+    foreign = [output for output in request.outputs if type_of(output) not in ("text", "audio")]
     if foreign:
         raise bad_request(f"modalities: {', '.join(foreign)} is no part of a message", param="modalities")
-    spoken = [output for output in request.outputs if _spoken(output)]
+    spoken = [output for output in request.outputs if type_of(output) == "audio"]
     if len(spoken) > 1:
         raise bad_request(f"modalities: one audio output at a time; got {', '.join(spoken)}", param="modalities")
     output = spoken[0] if spoken else None
     sound = Sound(service.plan.outputs[output], request.request_id, form) if output is not None else None
     return Choice(request=request, sound=sound, index=index)
-
-
-def _spoken(output: str) -> bool:
-    return output.partition("_")[0] == "audio"
 
 
 def share_dropped(choices: list[Choice]) -> asyncio.Event:

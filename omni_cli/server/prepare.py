@@ -37,6 +37,7 @@ from omni_cli.server.protocol import (
     VideoPart,
 )
 from omni_cli.server.service import Service
+from omni_cli.trace.summary import type_of
 from stages.messages import ChatMessage, Part, Tokenize
 
 log = logging.getLogger("omni.server")
@@ -76,11 +77,7 @@ class Preparer:
         if body.max_tokens is not None and body.max_tokens != limit:
             raise bad_request("max_tokens and max_completion_tokens differ; keep one", param="max_tokens")
         voice = body.audio.voice if body.audio is not None else None
-        if (
-            body.audio is not None
-            and body.modalities is not None
-            and "audio" not in {modality.partition("_")[0] for modality in body.modalities}
-        ):
+        if body.audio is not None and body.modalities is not None and "audio" not in map(type_of, body.modalities):
             raise bad_request("audio: is given, and modalities asks for none", param="audio")
         if body.top_logprobs is not None and not body.logprobs:
             raise bad_request("top_logprobs needs logprobs=true", param="top_logprobs")
@@ -268,7 +265,9 @@ class Preparer:
         timeout_s = min(settings.timeout_s or self.serve.timeout_s, self.serve.timeout_s)
         if settings.timeout_s is not None and settings.timeout_s > self.serve.timeout_s:
             raise ApiError(400, f"timeout_s may be at most {self.serve.timeout_s:g}", "invalid_value", "timeout_s")
-        outputs = settings.modalities or tuple(self.service.plan.outputs)
+        deployed = tuple(self.service.plan.outputs)
+        second = [output for output in deployed if type_of(output) == "audio"][1:]  # a message has room for one sound
+        outputs = settings.modalities or tuple(output for output in deployed if output not in second)
         return Prepared(
             id=call,
             requests=tuple(

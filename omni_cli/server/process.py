@@ -37,10 +37,13 @@ from omni_cli.server.starting import Starting
 from omni_cli.server.timelines import Timelines
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
+from omni_cli.trace.summary import type_of
 
 log = logging.getLogger("omni.server")
 
 _LAST_WORDS_S = 2.0  # for telling clients that the server ends
+
+SERVED = ("text", "audio", "image")
 
 KEYS_VARIABLE = "OMNI_API_KEYS"
 
@@ -50,6 +53,11 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
     with Interrupts() as interrupts:
         loaded = load_config(words)
         plan = build_plan(loaded, visible_devices())
+        if not any(type_of(output) in SERVED for output in plan.outputs):
+            gives = f"pipeline {plan.pipeline} gives {', '.join(plan.outputs)}"
+            raise PlanError(
+                f"{gives}, for which the server has no route; `omni run recipe={plan.recipe}` makes files of it"
+            )
         serve = loaded.config.serve
         listening = _bind(serve)
         started_at = datetime.now().astimezone()

@@ -6,6 +6,7 @@ import re
 import selectors
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 _BODY = json.dumps(
@@ -18,6 +19,7 @@ _ALIVE_BODY = json.dumps({"status": "alive"}).encode()
 _ALIVE = _HEAD % (b"200 OK", b"", len(_ALIVE_BODY)) + _ALIVE_BODY
 _LIVE = re.compile(rb"(GET|HEAD) /health/live[ ?]")
 _PATIENCE_S = 2.0
+_AT_ONCE = 32  # connections: who says nothing holds up nobody else
 
 
 class Starting:
@@ -41,17 +43,19 @@ class Starting:
         self._stopped.close()
 
     def _answer_all(self) -> None:
+        answering = ThreadPoolExecutor(_AT_ONCE, "omni:starting")
         with selectors.DefaultSelector() as ready:
             ready.register(self._listening, selectors.EVENT_READ)
             ready.register(self._stopped, selectors.EVENT_READ)
             while True:
                 if any(key.fileobj is self._stopped for key, _ in ready.select()):
+                    answering.shutdown(wait=False)  # it still answers those whom it has taken
                     return
                 try:
                     client, _ = self._listening.accept()
                 except OSError:
                     continue  # the client has left already
-                _answer(client)
+                answering.submit(_answer, client)
 
 
 def _answer(client: socket.socket) -> None:

@@ -141,16 +141,16 @@ def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield one
 
 
-def since(server: Server, ns: int, kind: str, count: int) -> dict[str, float]:
-    """By process or stage, how long after `ns` each of `count` events of a kind has come, s."""
+def since(server: Server, ns: int, kind: str, *sources: str) -> dict[str, float]:
+    """By process or stage, how long after `ns` the events of a kind have come, s; of all `sources` at least."""
 
     def look() -> dict[str, float]:
         lines = (server.run / "trace.jsonl").read_text(encoding="utf-8").splitlines()
         events = [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
         found = {e.get("stage", e["src"]): (e["t"] - ns) / 1e9 for e in events if e["kind"] == kind and e["t"] > ns}
-        return found if len(found) == count else {}
+        return found if found.keys() >= set(sources) else {}
 
-    return wait_for(look, f"{count} of {kind}")
+    return wait_for(look, f"{kind} of {sources}")
 
 
 def test_cancel_reaches_every_stage_at_once(piecewise):
@@ -175,8 +175,8 @@ def test_cancel_reaches_every_stage_at_once(piecewise):
         assert (await answer(connection))[0] == "again"
 
     sdk(piecewise, talk)
-    assert since(piecewise, sent_ns, "stage_cancelling", 3).keys() == {"thinker", "talker", "code2wav"}
-    took_s = since(piecewise, sent_ns, "stage_cancelled", 3)
+    since(piecewise, sent_ns, "stage_cancelling", "thinker", "talker", "code2wav")
+    took_s = since(piecewise, sent_ns, "stage_cancelled", "thinker.0", "talker.0", "code2wav.0")
     print(f"from response.cancel to the end in each stage, s: {took_s}")
     assert max(took_s.values()) < 3 * CANCEL_S
 
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_frees_every_stage(piecewise, politely):
             socket.transport.abort()
 
     connected(url(piecewise), talk)
-    assert since(piecewise, left_ns, "stage_cancelled", 2).keys() == {"talker.0", "code2wav.0"}
+    since(piecewise, left_ns, "stage_cancelled", "talker.0", "code2wav.0")  # the thinker may have finished before
     wait_until_idle(piecewise)
 
 
@@ -253,7 +253,7 @@ def test_one_that_does_not_read_is_dropped_and_nobody_else_notices(piecewise):
         socket.transport.pause_reading()
         await socket.send(json.dumps(creates("one two three")))
         await socket.send(json.dumps(responds(synthetic={"frames": 5000})))
-        await asyncio.to_thread(since, piecewise, begun_ns, "request_cancelled", 1)
+        await asyncio.to_thread(since, piecewise, begun_ns, "request_cancelled", "omni")
         assert (await asyncio.to_thread(piecewise.chat)).status_code == 200
         socket.transport.abort()
 

@@ -1,3 +1,5 @@
+import re
+
 import pytest
 
 from omni_cli.config.load import load_config
@@ -83,10 +85,11 @@ def test_what_is_wrong_with_a_line(line, problems):
     assert sorted(refusal(line)) == sorted(problems)
 
 
-def test_the_error_names_its_parameter():
-    with pytest.raises(InputError) as caught:
-        request_line({"seed": "x"}, LOADED)
-    assert caught.value.param == "seed"
+@pytest.mark.parametrize(("line", "param"), [({"seed": "x"}, "seed"), ({"modalities": ["text", ""]}, "modalities[1]")])
+def test_the_error_names_its_parameter(line, param):
+    with pytest.raises(InputError, match=f"^{re.escape(param)}: ") as caught:
+        request_line(line, LOADED)
+    assert caught.value.param == param
 
 
 def test_the_same_ranges_hold_as_on_the_command_line():

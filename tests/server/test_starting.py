@@ -1,0 +1,29 @@
+"""What is said and refused before any stage is there."""
+
+import socket
+
+import pytest
+
+from omni_cli.errors import PlanError
+from omni_cli.server.process import serve_once
+from omni_cli.server.starting import Starting
+
+
+def test_who_says_nothing_holds_up_no_health_check():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        Starting(listening),
+        socket.create_connection(listening.getsockname()) as silent,
+    ):
+        for path, status in (("/health/live", b"200"), ("/health", b"503")):
+            with socket.create_connection(listening.getsockname(), timeout=30) as client:
+                client.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+                assert client.recv(4096).startswith(b"HTTP/1.1 " + status)
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):  # it is still listened to
+            silent.recv(1)
+
+
+def test_a_recipe_that_no_route_serves_is_refused_with_the_way_out():
+    with pytest.raises(PlanError, match=r"pipeline wan gives video, .* `omni run recipe=wan`"):
+        serve_once(("recipe=wan",), quiet=True)
