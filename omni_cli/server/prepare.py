@@ -107,8 +107,11 @@ class Preparer:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         previews = shows_previews(self.service.plan)
         params, idle = drawing(able, checked.request.image, previews=previews)
-        if body.partial_images and previews:
-            params = replace(params, preview_every=-(-params.steps // (body.partial_images + 1)))
+        shown = (body.partial_images or 0) if previews else 0
+        # what the recipe says of previews is for `omni run`: who does not ask for partial images gets none
+        params = replace(params, preview_every=-(-params.steps // (shown + 1)) if shown else 0)
+        if body.partial_images and not shown:
+            idle += ("partial_images has no effect: the stage that denoises does not decode",)
         talk = await asyncio.to_thread(self._turn, body.prompt)
         found = self._requests("img", body.n, checked.request, checked.options, talk, traceparent)
         requests = (replace(r, choice=0, seed=(r.seed + r.choice) % SEEDS, image=params) for r in found.requests)

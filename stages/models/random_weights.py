@@ -2,18 +2,38 @@
 who asks for them imports no torch."""
 
 import hashlib
+import json
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from stages.errors import CheckpointError
+from stages.models.cache import built_once, cache_root
+from stages.models.pipeline_folder import DEFAULTS_FILE
 
 
-def write_elsewhere(module: str, folder: Path) -> None:
+def folder_name(family: str, *values: object) -> str:
+    """Of an embedded default that is made of these values: another one for others."""
+    return f"{family}-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
+
+
+def embedded(name: str, module: str) -> str:
+    """The folder `name` that `module` writes, built on first use. Raises CheckpointError, OSError."""
+    return str(built_once(cache_root(os.environ), name, partial(_write_elsewhere, module)))
+
+
+def save(pipeline: Any, folder: Path, defaults: Mapping[str, int]) -> None:
+    """As diffusers does, with what a request is given that leaves it open."""
+    pipeline.save_pretrained(folder)
+    (folder / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_elsewhere(module: str, folder: Path) -> None:
     """Runs `python -m module folder`. Raises CheckpointError with the last line of what it says if it fails."""
     command = [sys.executable, "-m", module, str(folder)]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

@@ -20,7 +20,7 @@ SMALL = {"size": "64x32", "steps": 3}
 
 @pytest.fixture(scope="module")
 def painter(tmp_path_factory):
-    with serving("recipe=qwen_image", cwd=tmp_path_factory.mktemp("painter")) as one:
+    with serving("recipe=qwen_image", "request.image.preview_every=1", cwd=tmp_path_factory.mktemp("painter")) as one:
         yield one
 
 
@@ -126,6 +126,8 @@ def test_a_picture_is_streamed_with_what_it_is_on_its_way(painter):
     events = list(client.images.generate(**asked, stream=True, partial_images=2))
     assert [event.type.rpartition(".")[2] for event in events] == ["partial_image", "partial_image", "completed"]
     assert [event.partial_image_index for event in events[:2]] == [0, 1]
+    (only,) = client.images.generate(**asked, stream=True)  # whatever the recipe says of previews
+    assert only.b64_json == events[2].b64_json
     (whole,) = client.images.generate(**asked).data
     assert events[2].b64_json == whole.b64_json
     assert len({event.b64_json for event in events}) == 3

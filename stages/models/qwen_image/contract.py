@@ -1,14 +1,13 @@
 """What the planner knows of Qwen-Image without loading it: stages, files, sizes of pictures. Torch-free."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from stages.config import StageTuning
-from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
-from stages.models.qwen_image.tiny import tiny_checkpoint
+from stages.models.qwen_image import tiny
+from stages.models.random_weights import embedded
 from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
 PIPELINE = "QwenImagePipeline"
@@ -69,11 +68,6 @@ def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
     return latents + texts if producer == "text_encoder" else latents
 
 
-def default_model() -> str:
-    """The folder of the tiny checkpoint, built on first use."""
-    return str(tiny_checkpoint(cache_root(os.environ)))
-
-
 CONTRACTS: Mapping[str, FamilyContract] = {
     "qwen_image": FamilyContract(
         name="qwen_image",
@@ -101,7 +95,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=("image",),
         has_weights=True,
         check_model=check_model,
-        default_model=default_model,
+        default_model=lambda: embedded(tiny.NAME, tiny.__name__),
         edge_bytes=edge_bytes,
         image=image,
         stage_memory=lambda path, stage, dtype: parts_memory(path, PARTS[stage], dtype),

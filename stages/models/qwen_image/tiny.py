@@ -5,16 +5,11 @@ The modules' own classes know their tensors, so that a process of its own builds
 torch. Fetches nothing.
 """
 
-import hashlib
-import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.models.cache import built_once
-from stages.models.pipeline_folder import DEFAULTS_FILE
-from stages.models.random_weights import fill, write_elsewhere
+from stages.models.random_weights import fill, folder_name, save
 
 SEED = 20_240_804
 # Raise it when what `write` makes of the values below changes.
@@ -64,17 +59,9 @@ _VISION: dict[str, Any] = {
 _TEXT_GAIN = 3.0  # of the projections through which a picture attends to its prompt
 # What a request is given that leaves it open: with the published defaults the tiny model would draw for minutes.
 DEFAULTS = {"width": 128, "height": 128, "steps": 8}
-
-
-def name() -> str:
-    """The folder's name: another one for other values."""
-    values = (_VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS)
-    return f"qwen_image-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
-
-
-def tiny_checkpoint(root: Path) -> Path:
-    """The folder of the tiny checkpoint below `root`, built if it is not there. Raises CheckpointError, OSError."""
-    return built_once(root, name(), partial(write_elsewhere, __name__))
+NAME = folder_name(
+    "qwen_image", _VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS
+)
 
 
 def write(folder: Path) -> None:
@@ -97,8 +84,7 @@ def write(folder: Path) -> None:
     for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
         fill(module, seed=SEED, gains={"add_": _TEXT_GAIN, "embed_tokens": 0.0})
     pipeline.register_modules(tokenizer=_tokenizer(pipeline.prompt_template_encode))
-    pipeline.save_pretrained(folder)
-    (folder / DEFAULTS_FILE).write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
+    save(pipeline, folder, DEFAULTS)
 
 
 def _tokenizer(template: str) -> Any:

@@ -1,16 +1,15 @@
 """What the planner knows of Stable Diffusion 3 without loading it: its one stage, files, sizes. Torch-free."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from stages.config import StageTuning
 from stages.errors import CheckpointError
-from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
+from stages.models.random_weights import embedded
 from stages.models.registry import FamilyContract, ImageContract, StageContract
-from stages.models.sd3.tiny import tiny_checkpoint
+from stages.models.sd3 import tiny
 
 PIPELINE = "StableDiffusion3Pipeline"
 MOST_PIXELS = 2048 * 2048
@@ -58,11 +57,6 @@ def image(model_path: str) -> ImageContract:
     )
 
 
-def default_model() -> str:
-    """The folder of the tiny checkpoint, built on first use."""
-    return str(tiny_checkpoint(cache_root(os.environ)))
-
-
 CONTRACTS: Mapping[str, FamilyContract] = {
     "sd3": FamilyContract(
         name="sd3",
@@ -74,7 +68,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=(),
         has_weights=True,
         check_model=check_model,
-        default_model=default_model,
+        default_model=lambda: embedded(tiny.NAME, tiny.__name__),
         edge_bytes=lambda model, producer, consumer: MOST_PIXELS * 3,
         image=image,
         stage_memory=lambda path, stage, dtype: parts_memory(path, weights(path), dtype),

@@ -2,16 +2,11 @@
 embedded default of the family and what the tests run. Importing this module imports no torch. Fetches nothing.
 """
 
-import hashlib
-import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.models.cache import built_once
-from stages.models.pipeline_folder import DEFAULTS_FILE
-from stages.models.random_weights import fill, write_elsewhere
+from stages.models.random_weights import fill, folder_name, save
 
 SEED = 20_240_612
 # Raise it when what `write` makes of the values below changes.
@@ -64,17 +59,7 @@ _T5: dict[str, Any] = {
 }
 # What a request is given that leaves it open.
 DEFAULTS = {"width": 128, "height": 128, "steps": 8}
-
-
-def name() -> str:
-    """The folder's name: another one for other values."""
-    values = (_VERSION, SEED, _TRANSFORMER, _VAE, _CLIP, _T5, DEFAULTS)
-    return f"sd3-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
-
-
-def tiny_checkpoint(root: Path) -> Path:
-    """The folder of the tiny checkpoint below `root`, built if it is not there. Raises CheckpointError, OSError."""
-    return built_once(root, name(), partial(write_elsewhere, __name__))
+NAME = folder_name("sd3", _VERSION, SEED, _TRANSFORMER, _VAE, _CLIP, _T5, DEFAULTS)
 
 
 def write(folder: Path) -> None:
@@ -101,8 +86,7 @@ def write(folder: Path) -> None:
     gains = {"add_": 2.0, "shared": 0.0, "embed_tokens": 0.0, "token_embedding": 0.0}
     for number, part in enumerate(("vae", "text_encoder", "text_encoder_2", "text_encoder_3", "transformer")):
         fill(getattr(pipeline, part), seed=SEED + number, gains=gains)
-    pipeline.save_pretrained(folder)
-    (folder / DEFAULTS_FILE).write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
+    save(pipeline, folder, DEFAULTS)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """What the planner knows of Wan without loading it: its one stage, files, sizes and lengths of videos. Torch-free."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from stages.config import StageTuning
-from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
+from stages.models.random_weights import embedded
 from stages.models.registry import FamilyContract, ImageContract, StageContract
-from stages.models.wan.tiny import tiny_checkpoint
+from stages.models.wan import tiny
 
 PIPELINE = "WanPipeline"
 FPS = 16.0
@@ -59,11 +58,6 @@ def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
     return able.most_pixels * able.most_frames * 3
 
 
-def default_model() -> str:
-    """The folder of the tiny checkpoint, built on first use."""
-    return str(tiny_checkpoint(cache_root(os.environ)))
-
-
 CONTRACTS: Mapping[str, FamilyContract] = {
     "wan": FamilyContract(
         name="wan",
@@ -75,7 +69,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=(),
         has_weights=True,
         check_model=check_model,
-        default_model=default_model,
+        default_model=lambda: embedded(tiny.NAME, tiny.__name__),
         edge_bytes=edge_bytes,
         image=video,
         stage_memory=lambda path, stage, dtype: parts_memory(path, _WEIGHTS, dtype),

@@ -2,16 +2,11 @@
 of the family and what the tests run. Importing this module imports no torch. Fetches nothing.
 """
 
-import hashlib
-import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stages.models.cache import built_once
-from stages.models.pipeline_folder import DEFAULTS_FILE
-from stages.models.random_weights import fill, write_elsewhere
+from stages.models.random_weights import fill, folder_name, save
 
 SEED = 20_250_225
 # Raise it when what `write` makes of the values below changes.
@@ -47,17 +42,7 @@ _TEXT: dict[str, Any] = {
 }
 # What a request is given that leaves it open, and the most that it may ask for.
 DEFAULTS = {"width": 64, "height": 48, "frames": 9, "steps": 6, "most_pixels": 256 * 256, "most_frames": 33}
-
-
-def name() -> str:
-    """The folder's name: another one for other values."""
-    values = (_VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TEXT, DEFAULTS)
-    return f"wan-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
-
-
-def tiny_checkpoint(root: Path) -> Path:
-    """The folder of the tiny checkpoint below `root`, built if it is not there. Raises CheckpointError, OSError."""
-    return built_once(root, name(), partial(write_elsewhere, __name__))
+NAME = folder_name("wan", _VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TEXT, DEFAULTS)
 
 
 def write(folder: Path) -> None:
@@ -74,8 +59,7 @@ def write(folder: Path) -> None:
     )
     for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
         fill(module, seed=SEED, gains={"attn2": 2.0, "shared": 0.0, "embed_tokens": 0.0})
-    pipeline.save_pretrained(folder)
-    (folder / DEFAULTS_FILE).write_text(json.dumps(DEFAULTS, indent=2) + "\n", encoding="utf-8")
+    save(pipeline, folder, DEFAULTS)
 
 
 if __name__ == "__main__":

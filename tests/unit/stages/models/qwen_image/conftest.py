@@ -15,7 +15,7 @@ from tests.unit.stages.models.qwen_image.studio import Studio
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read-only: a test that changes a file works on a copy."""
-    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.name(), tiny.write)
+    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.NAME, tiny.write)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ TOLERANCE = 5e-5  # each step multiplies by the scale, 7, what the rounding of a
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory):
-    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.name(), tiny.write)
+    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.NAME, tiny.write)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.config import ModelSpec
 from stages.models.cache import built_once
+from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.wan import tiny
 from stages.models.wan.contract import check_model, video
 from stages.models.wan.stepper import WanStepper
@@ -22,7 +23,7 @@ SMALL = {"size": (32, 16), "frames": 5, "scale": 5.0}
 
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory):
-    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.name(), tiny.write)
+    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.NAME, tiny.write)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_a_folder_is_known_before_it_is_loaded(tiny_folder, tmp_path):
     assert (able.width, able.height, able.frames, able.multiple, able.frame_multiple) == (64, 48, 9, 16, 4)
     assert able.negative_prompt == ""
     for part in tiny_folder.iterdir():
-        if part.name not in ("model_index.json", tiny.DEFAULTS_FILE):
+        if part.name not in ("model_index.json", DEFAULTS_FILE):
             (tmp_path / part.name).symlink_to(part)
     index = (tiny_folder / "model_index.json").read_text()
     (tmp_path / "model_index.json").write_text(index.replace('"boundary_ratio": null', '"boundary_ratio": 0.9'))
