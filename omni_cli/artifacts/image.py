@@ -15,6 +15,7 @@ from omni_cli.errors import ArtifactError
 
 ImageFormat = Literal["png", "webp", "jpeg"]
 _DESCRIPTION_TAG = 0x010E
+_JPEG_CHARACTERS = 65_000  # of ASCII; a segment of the file has 65,533 bytes, a few of which are its own
 _MEDIA_TYPES: dict[ImageFormat, str] = {"png": "image/png", "webp": "image/webp", "jpeg": "image/jpeg"}
 _EXTENSIONS: dict[ImageFormat, str] = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
@@ -41,12 +42,14 @@ def encode(
     """Encodes uint8 (H, W), (H, W, 3) or (H, W, 4); JPEG takes no alpha.
 
     PNG is lossless and holds `metadata` as text entries (iTXt); WebP and JPEG hold it as JSON in the EXIF image
-    description and use `quality` (1 to 100). Raises ArtifactError.
+    description and use `quality` (1 to 100). A JPEG has room for 64 KiB: of longer metadata, the longest entries say
+    only how long they were. Raises ArtifactError.
     """
     if image_format not in _MEDIA_TYPES:
         raise ArtifactError(f"image format {image_format!r} is not known; choose {', '.join(_MEDIA_TYPES)}")
     _check(pixels, image_format)
-    options = _png_options(metadata or {}) if image_format == "png" else _exif_options(metadata or {}, quality)
+    known = _cut_for_jpeg(metadata or {}) if image_format == "jpeg" else metadata or {}
+    options = _png_options(known) if image_format == "png" else _exif_options(known, quality)
     file = io.BytesIO()
     try:
         Image.fromarray(np.ascontiguousarray(pixels)).save(file, image_format.upper(), **options)
@@ -82,6 +85,15 @@ def _png_options(metadata: Mapping[str, str]) -> dict[str, Any]:
             raise ArtifactError(f"PNG metadata key {key!r} is not 1 to 79 printable ASCII characters")
         info.add_itxt(key, value)
     return {"pnginfo": info}
+
+
+def _cut_for_jpeg(metadata: Mapping[str, str]) -> dict[str, str]:
+    kept = dict(metadata)
+    for name in sorted(kept, key=lambda name: len(json.dumps(kept[name])), reverse=True):
+        if len(json.dumps(kept)) <= _JPEG_CHARACTERS:
+            break
+        kept[name] = f"({len(kept[name])} characters, more than a JPEG holds)"
+    return kept
 
 
 def _exif_options(metadata: Mapping[str, str], quality: int) -> dict[str, Any]:

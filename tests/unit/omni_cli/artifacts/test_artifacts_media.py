@@ -120,3 +120,12 @@ def test_pyav_missing_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(ArtifactError, match="pip install av"):
         video.encode(ramp(2), fps=8)
+
+
+def test_a_jpeg_keeps_what_it_has_room_for() -> None:
+    pixels = np.zeros((4, 4, 3), np.uint8)
+    for metadata in ({"prompt": "猫" * 12_000, "seed": "5"}, {"prompt": "a" * 40_000, "negative_prompt": "b" * 39_000}):
+        read = Image.open(io.BytesIO(image.encode(pixels, "jpeg", metadata=metadata).data))
+        said = json.loads(read.getexif()[0x010E])
+        assert said.pop("prompt") == f"({len(metadata['prompt'])} characters, more than a JPEG holds)"
+        assert said == {name: value for name, value in metadata.items() if name != "prompt"}
