@@ -19,7 +19,7 @@ from omni_cli.runtime.events import (
     RequestFinished,
     StageSubmitted,
 )
-from omni_cli.trace.summary import RequestSummary, type_of
+from omni_cli.trace.summary import OPEN, RequestSummary, type_of
 from stages.events import (
     InputReady,
     MessageGot,
@@ -52,27 +52,22 @@ class PromptTokens:
 
     def __init__(self, entries: frozenset[str]) -> None:
         self._entries = entries
-        self._names: dict[int, str] = {}
         self._uids: dict[str, int] = {}
-        self._tokens: dict[str, int] = {}
+        self._tokens: dict[int, int] = {}
 
     def __call__(self, source: str, event: Event) -> None:
         if isinstance(event, RequestAdmitted):
-            self._names[event.uid] = event.request_id
             self._uids[event.request_id] = event.uid
-        elif isinstance(event, InputReady) and stage_of(source) in self._entries and event.uid in self._names:
-            name = self._names[event.uid]
-            self._tokens[name] = max(event.prompt_tokens, self._tokens.get(name, 0))
+            self._tokens[event.uid] = 0
+        elif isinstance(event, InputReady) and stage_of(source) in self._entries and event.uid in self._tokens:
+            self._tokens[event.uid] = max(event.prompt_tokens, self._tokens[event.uid])
 
     def of(self, request_id: str) -> int:
         """0 until the first stage has the whole prompt."""
-        return self._tokens.get(request_id, 0)
+        return self._tokens.get(self._uids.get(request_id, -1), 0)
 
     def forget(self, request_id: str) -> None:
-        self._tokens.pop(request_id, None)
-        uid = self._uids.pop(request_id, None)
-        if uid is not None:
-            del self._names[uid]
+        self._tokens.pop(self._uids.pop(request_id, -1), None)
 
 
 class Metrics:
@@ -159,6 +154,14 @@ class Metrics:
         if to is not None:
             self._at[uid, stage] = process, to
             to.labels(stage).inc()
+        else:
+            self._let_go(uid)
+
+    def _let_go(self, uid: int) -> None:
+        """Once all its stages have ended: what they still say of a request that has failed counts, as in the trace."""
+        request = self._requests.get(uid)
+        if request is not None and request.status != OPEN and not any(held == uid for held, _ in self._at):
+            del self._requests[uid]
 
     def _step(self, source: str, event: StepDone) -> None:
         self.busy.labels(source).inc((event.end_ns - event.t_ns) / 1e9)
@@ -198,10 +201,11 @@ class Metrics:
             self.gap.observe((event.t_ns - last_ns) / 1e9)
 
     def _ended(self, event: RequestFinished | RequestFailed | RequestCancelled, outcome: str) -> None:
-        request = self._requests.pop(event.uid, None)
+        request = self._requests.get(event.uid)
         if request is None:
             return
-        request.end_ns = event.t_ns
+        request.status, request.end_ns = outcome, event.t_ns
+        self._let_go(event.uid)
         self.outcomes.labels(outcome).inc()
         self.latency.labels(outcome).observe(request.total_ns / 1e9)
         if outcome == "finished":

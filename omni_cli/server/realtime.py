@@ -4,6 +4,7 @@ settings and has at most one response at work; what a response is, is chat's bus
 
 import asyncio
 import json
+import logging
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -26,6 +27,8 @@ from omni_cli.server.realtime_response import RealtimeResponse
 from omni_cli.server.realtime_turns import Turn, Turns, as_message, recording, samples
 from omni_cli.server.service import Service
 from omni_cli.server.system import check_model
+
+log = logging.getLogger("omni.server")
 
 router = APIRouter()
 
@@ -100,7 +103,10 @@ class Session:
 
     async def refuse(self, error: Exception, event_id: str | None) -> None:
         """An `error` event; the connection stays as it is."""
-        await self.send("error", error={**api_error(error).body()["error"], "event_id": event_id})
+        found = api_error(error)
+        if found.code == "internal_error":
+            log.error("a response failed", exc_info=error)
+        await self.send("error", error={**found.body()["error"], "event_id": event_id})
 
     async def _receive(self) -> None:
         while (message := await self.websocket.receive())["type"] != "websocket.disconnect":

@@ -1,4 +1,4 @@
-"""A synthetic server, and one of the tiny Qwen3-Omni, for all tests that neither load nor hurt them."""
+"""Two synthetic servers, and one of the tiny Qwen3-Omni, for all tests that do not hurt them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.server.serving import Server, serving
+from tests.server.serving import INCREMENTAL, Server, serving
 
 
 @pytest.fixture(scope="session")
@@ -27,4 +27,12 @@ def server(tmp_path_factory: pytest.TempPathFactory, media_root: Path) -> Iterat
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with serving("recipe=qwen3_omni", cwd=tmp_path_factory.mktemp("qwen")) as one:
+        yield one
+
+
+@pytest.fixture(scope="session")
+def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its stages work on a request at the same time; many may come at once, none with much."""
+    limits = ("serve.max_concurrency=200", "serve.max_buffered_bytes=1000000", "serve.max_body_bytes=4096")
+    with serving(*INCREMENTAL, *limits, cwd=tmp_path_factory.mktemp("piecewise")) as one:
         yield one

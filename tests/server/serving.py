@@ -1,5 +1,6 @@
 """Starts `omni serve` as a user does, in a process of its own, and ends it."""
 
+import json
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.integration.cli import check_trace, read_events, start
+from tests.integration.cli import check_trace, read_events, start, wait_for
 
 INCREMENTAL = (
     "pipeline.stages.talker.inputs.thinker=incremental",
@@ -115,3 +116,15 @@ def refused(server: Server, status: int = 400, path: str = "/v1/chat/completions
     error = done.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
     return error
+
+
+def since(server: Server, ns: int, kind: str, *sources: str) -> dict[str, float]:
+    """By process or stage, how long after `ns` the events of a kind have come, s; of all `sources` at least."""
+
+    def look() -> dict[str, float]:
+        lines = (server.run / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+        events = [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
+        found = {e.get("stage", e["src"]): (e["t"] - ns) / 1e9 for e in events if e["kind"] == kind and e["t"] > ns}
+        return found if found.keys() >= set(sources) else {}
+
+    return wait_for(look, f"{kind} of {sources}")

@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from tests.integration.cli import leaves_nothing, wait_for
-from tests.server.serving import INCREMENTAL, Server, serving
+from tests.server.serving import Server, serving
 
 REQUESTS = 4000 if os.environ.get("OMNI_SOAK") else 300
 WARM = 100
@@ -143,8 +143,8 @@ def heard(events: list[dict]) -> dict[str, object]:
     return {"text": text, "audio": sound, "usage": events[-1]["usage"], "pieces": len(deltas)}
 
 
-def test_200_streams_at_once_have_all_their_events_in_order(tmp_path):
-    asked = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "synthetic": {"frames": 32}}
+def test_200_streams_at_once_have_all_their_events_in_order(piecewise):
+    asked = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "synthetic": {"frames": 16}}
     prompts = ["one two three", "eins zwei", "李明 说 你好 🙂"]
 
     async def stream(client: httpx.AsyncClient, number: int) -> dict[str, object]:
@@ -160,12 +160,11 @@ def test_200_streams_at_once_have_all_their_events_in_order(tmp_path):
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=None)) as client:
             return await asyncio.gather(*(stream(client, number) for number in range(200)))
 
-    with serving("serve.max_concurrency=200", *INCREMENTAL, cwd=tmp_path) as server:
-        alone = [server.chat(prompts[seed], seed=seed, **asked).json() for seed in range(3)]
-        for number, found in enumerate(asyncio.run(all_of_them(server.url))):
-            message, usage = (alone[number % 3][key] for key in ("choices", "usage"))
-            expected = message[0]["message"]
-            assert found["text"] == expected["content"] == prompts[number % 3]
-            assert found["audio"] == base64.b64decode(expected["audio"]["data"])
-            assert found["usage"] == usage
-            assert found["pieces"] > 3
+    alone = [piecewise.chat(prompts[seed], seed=seed, **asked).json() for seed in range(3)]
+    for number, found in enumerate(asyncio.run(all_of_them(piecewise.url))):
+        message, usage = (alone[number % 3][key] for key in ("choices", "usage"))
+        expected = message[0]["message"]
+        assert found["text"] == expected["content"] == prompts[number % 3]
+        assert found["audio"] == base64.b64decode(expected["audio"]["data"])
+        assert found["usage"] == usage
+        assert found["pieces"] > 3

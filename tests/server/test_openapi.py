@@ -10,7 +10,7 @@ from schemathesis.config import SchemathesisConfig
 from tests.server.serving import Server
 from tests.server.test_doors import app
 
-EXAMPLES = 100 if os.environ.get("OMNI_SOAK") else 10
+EXAMPLES = 100 if os.environ.get("OMNI_SOAK") else 6
 
 CONFIG = SchemathesisConfig.from_dict(
     {

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -18,9 +18,9 @@ import websockets
 
 from omni_cli.artifacts.audio import encode, to_pcm16
 from omni_cli.artifacts.waveform import normalise
-from tests.integration.cli import wait_for
-from tests.server.serving import Server, serving
-from tests.server.test_reports_load import INCREMENTAL, health, wait_until_idle
+from tests.integration.cli import leaves_nothing, wait_for
+from tests.server.serving import Server, serving, since
+from tests.server.test_reports_load import health, wait_until_idle
 from tests.unit.omni_cli.inputs.media_samples import tone
 
 TEXT = "hello 😀 李 world"
@@ -133,26 +133,6 @@ def test_qwen3_omni_answers_to_all_that_was_said(qwen):
     sdk(qwen, talk, "qwen3_omni")
 
 
-@pytest.fixture(scope="module")
-def piecewise(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Its stages work on a request at the same time, and it has small limits."""
-    limits = ("serve.max_buffered_bytes=1000000", "serve.max_body_bytes=4096")
-    with serving(*INCREMENTAL, *limits, cwd=tmp_path_factory.mktemp("piecewise")) as one:
-        yield one
-
-
-def since(server: Server, ns: int, kind: str, *sources: str) -> dict[str, float]:
-    """By process or stage, how long after `ns` the events of a kind have come, s; of all `sources` at least."""
-
-    def look() -> dict[str, float]:
-        lines = (server.run / "trace.jsonl").read_text(encoding="utf-8").splitlines()
-        events = [json.loads(line) for line in lines if f'"{kind}"' in line and line.endswith("}")]
-        found = {e.get("stage", e["src"]): (e["t"] - ns) / 1e9 for e in events if e["kind"] == kind and e["t"] > ns}
-        return found if found.keys() >= set(sources) else {}
-
-    return wait_for(look, f"{kind} of {sources}")
-
-
 def test_cancel_reaches_every_stage_at_once(piecewise):
     slow = {"delay_ms": {"thinker": 20, "talker": 5, "code2wav": 5}}
     sent_ns = 0
@@ -263,14 +243,14 @@ def test_one_that_does_not_read_is_dropped_and_nobody_else_notices(piecewise):
     wait_until_idle(piecewise)
 
 
-def test_a_drain_lets_a_response_finish_and_takes_no_other(tmp_path):
+def test_r19_a_drain_lets_what_is_in_flight_finish_and_takes_no_other(tmp_path):
     async def talk(socket: Any) -> None:
         async with websockets.connect(url(server)) as other:
             await socket.send(json.dumps(creates("one")))
-            await socket.send(
-                json.dumps(responds(output_modalities=["text"], synthetic={"delay_ms": {"thinker": 1500}}))
-            )
-            await until(socket, "response.created")
+            slow = {"synthetic": {"delay_ms": {"thinker": 1500}}}
+            await socket.send(json.dumps(responds(output_modalities=["text"], **slow)))
+            chat = asyncio.create_task(asyncio.to_thread(server.chat, modalities=["text"], **slow))
+            await asyncio.to_thread(wait_for, lambda: health(server)["running"] == 2, "both")
             server.process.send_signal(signal.SIGTERM)
             await asyncio.to_thread(wait_for, lambda: health(server)["status"] == "draining", "the drain")
             await other.send(json.dumps(creates("two")))
@@ -278,11 +258,12 @@ def test_a_drain_lets_a_response_finish_and_takes_no_other(tmp_path):
             refused = await until(other, "error")
             assert (refused["error"]["code"], refused["error"]["event_id"]) == ("draining", "late")
             assert (await until(socket, "response.done"))["response"]["status"] == "completed"
+            assert (await chat).status_code == 200
             with pytest.raises(websockets.ConnectionClosed) as closed:
                 await until(socket, "nothing")
             assert closed.value.rcvd.code == 1012
 
-    with serving(cwd=tmp_path) as server:
+    with leaves_nothing(), serving(cwd=tmp_path) as server:
         connected(url(server), talk)
         assert server.ended() == 143
 

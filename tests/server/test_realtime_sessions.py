@@ -153,6 +153,16 @@ def test_a_refusal_names_the_event_and_the_session_goes_on(event, code, param):
         assert wire.ask()["response"]["status"] == "completed"
 
 
+def test_what_nobody_expected_is_told_without_details_and_logged(caplog):
+    with session() as wire:
+        wire.engine.error = KeyError("a secret")
+        wire.say(creates("hi"), "conversation.item.done")
+        refused = wire.say(responds(output_modalities=["text"]), "error")["error"]
+        assert (refused["code"], "secret" in refused["message"]) == ("internal_error", False)
+        assert wire.hear("response.done")["response"]["status"] == "failed"
+        assert "KeyError: 'a secret'" in caplog.text
+
+
 def test_one_response_at_a_time_and_a_cancelled_one_is_over_for_the_engine():
     with session(held=True) as wire:
         wire.say(creates("hi"), "conversation.item.done")

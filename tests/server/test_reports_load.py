@@ -19,7 +19,7 @@ import pytest
 from omni_cli.trace.reader import TraceReader
 from omni_cli.trace.summary import summarise
 from tests.integration.cli import leaves_nothing, omni, start, wait_for, wait_for_event
-from tests.server.serving import INCREMENTAL, Server, serving
+from tests.server.serving import INCREMENTAL, Server, serving, since
 from tests.server.test_load import gauges, size
 from tests.server.test_reports_media import PNG, b64
 
@@ -52,8 +52,8 @@ def wait_until_idle(server: Server, limit_s: float = 30) -> None:
         time.sleep(0.02)  # nothing tells from outside
 
 
-def test_r05_out_of_memory_in_the_last_stage_hurts_one_request(tmp_path):
-    with serving(cwd=tmp_path) as server, concurrent.futures.ThreadPoolExecutor(3) as pool:
+def test_r05_out_of_memory_in_the_last_stage_hurts_one_request(server):
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
         oom = {"synthetic": {"fail": {"stage": "code2wav", "kind": "oom", "times": 1}}}
         failing = pool.submit(server.chat, **oom)
         others = [pool.submit(server.chat, **more) for more in (TEXT, TEXT)]
@@ -64,17 +64,16 @@ def test_r05_out_of_memory_in_the_last_stage_hurts_one_request(tmp_path):
         assert server.process.poll() is None
 
 
-def test_r08_audio_comes_piece_by_piece_to_the_end(tmp_path):
+def test_r08_audio_comes_piece_by_piece_to_the_end(piecewise):
     body = {"messages": [{"role": "user", "content": "hi"}], "modalities": ["audio"], "stream": True}
     slowed = {"synthetic": {"frames": 100, "delay_ms": {"talker": 10}}}
-    with serving(*INCREMENTAL, cwd=tmp_path) as server:
-        start_s, arrived = time.monotonic(), []
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json={**body, **slowed}, timeout=60) as answer:
-            for line in answer.iter_lines():
-                if '"data":"' in line:
-                    arrived.append(time.monotonic() - start_s)
-        assert len(arrived) >= 4
-        assert arrived[0] <= 0.5 * (time.monotonic() - start_s)
+    start_s, arrived = time.monotonic(), []
+    with httpx.stream("POST", f"{piecewise.url}/v1/chat/completions", json={**body, **slowed}, timeout=60) as answer:
+        for line in answer.iter_lines():
+            if '"data":"' in line:
+                arrived.append(time.monotonic() - start_s)
+    assert len(arrived) >= 4
+    assert arrived[0] <= 0.5 * (time.monotonic() - start_s)
 
 
 def test_r10_a_deadline_ends_a_request_and_frees_its_stages(server):
@@ -97,17 +96,15 @@ def test_r10_a_deadline_beyond_the_servers_is_refused(server):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_every_stage(tmp_path, stream):
-    with serving(cwd=tmp_path) as server:
-        client = raw(server, stream=stream, **ENDLESS)
-        trace = server.run / "trace.jsonl"
-        wait_for_event(trace, "scheduled", src="talker.0")
-        left_ns = time.monotonic_ns()
-        client.close()
-        cancelled = wait_for_event(trace, "stage_cancelled", src="talker.0")
-        assert (cancelled["t"] - left_ns) / 1e9 < 2
-        wait_until_idle(server)
-        assert server.chat().status_code == 200
+def test_a_client_that_leaves_frees_every_stage(server, stream):
+    begun_ns = time.monotonic_ns()
+    client = raw(server, stream=stream, **ENDLESS)
+    since(server, begun_ns, "scheduled", "talker.0")
+    left_ns = time.monotonic_ns()
+    client.close()
+    assert since(server, left_ns, "stage_cancelled", "talker.0")["talker.0"] < 2
+    wait_until_idle(server)
+    assert server.chat().status_code == 200
 
 
 def test_r19_the_first_signal_drains_and_the_second_ends_it(tmp_path):
@@ -129,14 +126,6 @@ def test_r19_the_first_signal_drains_and_the_second_ends_it(tmp_path):
         client.close()
 
 
-def test_r19_what_is_in_flight_is_finished_within_the_drain(tmp_path):
-    with leaves_nothing(), serving(cwd=tmp_path) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(server.chat, **TEXT, synthetic={"delay_ms": {"thinker": 1500}})
-        wait_for_event(server.run / "trace.jsonl", "scheduled", src="thinker.0")
-        assert server.stop() == 143
-        assert slow.result().status_code == 200
-
-
 def test_r19_a_drain_has_an_end(tmp_path):
     with leaves_nothing(), serving("serve.drain_timeout_s=1", cwd=tmp_path) as server:
         client = raw(server, stream=True, **ENDLESS)
@@ -150,7 +139,7 @@ def test_r19_a_drain_has_an_end(tmp_path):
 
 
 def test_r49_beyond_places_and_queue_everything_is_refused_at_once(tmp_path):
-    slow = {"synthetic": {"delay_ms": {"thinker": 1500}}, **TEXT}
+    slow = {"synthetic": {"delay_ms": {"thinker": 1000}}, **TEXT}
     with serving("serve.max_concurrency=4", "serve.max_queue=8", cwd=tmp_path) as server:
         with concurrent.futures.ThreadPoolExecutor(40) as pool:
             barrier = threading.Barrier(40)
@@ -257,7 +246,7 @@ def killed(process: subprocess.Popen) -> Iterator[subprocess.Popen]:
 def test_r90_health_says_starting_before_it_is_ready(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = (f"serve.port={port}", "synthetic.init_delay_s.talker=3")
+    words = (f"serve.port={port}", "synthetic.init_delay_s.talker=1")
     process = start("serve", "recipe=synthetic", *words, cwd=tmp_path)
     try:
         answers, live = [], set()
