@@ -1,4 +1,4 @@
-"""Encodes frames, and a sound track if there is one, as an MP4 file in memory. PyAV is imported only when needed."""
+"""Encodes frames as an MP4 file in memory. PyAV is imported only when needed."""
 
 import hashlib
 import io
@@ -9,11 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from omni_cli.artifacts.waveform import Waveform
 from omni_cli.errors import ArtifactError
-
-_AAC_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000, 88_200, 96_000)
-_AUDIO_BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +28,8 @@ class EncodedVideo:
     warnings: tuple[str, ...]
 
 
-def encode(frames: NDArray[Any], *, fps: float, audio: Waveform | None = None, quality: int = 18) -> EncodedVideo:
-    """Encodes uint8 RGB (T, H, W, 3) as H.264 (4:2:0), and `audio`, if not empty, as AAC.
+def encode(frames: NDArray[Any], *, fps: float, quality: int = 18) -> EncodedVideo:
+    """Encodes uint8 RGB (T, H, W, 3) as H.264 (4:2:0).
 
     `quality` is the constant rate factor of x264: 0 is lossless, 18 looks so, 51 is the worst. An odd side
     gets its last line doubled, with a warning. Raises ArtifactError.
@@ -42,16 +38,12 @@ def encode(frames: NDArray[Any], *, fps: float, audio: Waveform | None = None, q
         raise ArtifactError(f"frames of {frames.dtype} {frames.shape} are no video; uint8 (T, H, W, 3) is needed")
     if not 0 < fps <= 1000:
         raise ArtifactError(f"{fps} frames a second are no frame rate")
-    if audio is not None and audio.empty:
-        audio = None
-    if audio is not None and audio.rate_hz not in _AAC_RATES_HZ:
-        raise ArtifactError(f"AAC cannot hold {audio.rate_hz} Hz")
-    warnings = () if audio is None else audio.warnings
+    warnings: tuple[str, ...] = ()
     height, width = frames.shape[1:3]
     if height % 2 or width % 2:
         frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-        warnings += (f"{width} x {height} pixels made even: {frames.shape[2]} x {frames.shape[1]}",)
-    data = _mux(frames, Fraction(fps).limit_denominator(100_000), audio, quality)
+        warnings = (f"{width} x {height} pixels made even: {frames.shape[2]} x {frames.shape[1]}",)
+    data = _mux(frames, Fraction(fps).limit_denominator(100_000), quality)
     return EncodedVideo(
         data=data,
         extension="mp4",
@@ -66,7 +58,7 @@ def encode(frames: NDArray[Any], *, fps: float, audio: Waveform | None = None, q
     )
 
 
-def _mux(frames: NDArray[np.uint8], fps: Fraction, audio: Waveform | None, quality: int) -> bytes:
+def _mux(frames: NDArray[np.uint8], fps: Fraction, quality: int) -> bytes:
     try:
         import av
         import av.error
@@ -78,26 +70,10 @@ def _mux(frames: NDArray[np.uint8], fps: Fraction, audio: Waveform | None, quali
             pictures = container.add_stream("libx264", rate=fps, options={"crf": str(quality)})
             pictures.height, pictures.width = frames.shape[1:3]
             pictures.pix_fmt = "yuv420p"
-            sounds = None
-            if audio is not None:
-                sounds = container.add_stream("aac", rate=audio.rate_hz, layout="mono")
             for pixels in frames:
                 frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(pixels), format="rgb24")
                 container.mux(pictures.encode(frame))
             container.mux(pictures.encode(None))
-            if audio is not None:
-                _mux_sound(av, container, sounds, audio)
     except (av.error.FFmpegError, ValueError) as error:
         raise ArtifactError(f"the video cannot be encoded as MP4: {error}") from error
     return file.getvalue()
-
-
-def _mux_sound(av: Any, container: Any, stream: Any, audio: Waveform) -> None:
-    for start in range(0, len(audio.samples), _AUDIO_BLOCK):
-        block = np.ascontiguousarray(audio.samples[None, start : start + _AUDIO_BLOCK])
-        frame = av.AudioFrame.from_ndarray(block, format="fltp", layout="mono")
-        frame.sample_rate = audio.rate_hz
-        frame.pts = start
-        frame.time_base = Fraction(1, audio.rate_hz)
-        container.mux(stream.encode(frame))
-    container.mux(stream.encode(None))

@@ -96,14 +96,13 @@ class ArtifactWriter:
         frames: "NDArray[Any]",
         *,
         fps: float,
-        audio: Waveform | None = None,
         output: str = "video",
         index: int | None = None,
     ) -> ArtifactRecord:
-        """Writes `video.mp4`, with a sound track if `audio` holds one."""
+        """Writes `video.mp4`, or `video-<index>.mp4` for one of several."""
         from omni_cli.artifacts.video import encode
 
-        encoded = encode(frames, fps=fps, audio=audio)
+        encoded = encode(frames, fps=fps)
         path = self._path(request_id, output, encoded.extension, index)
         write_bytes(path, encoded.data)
         return self._record(

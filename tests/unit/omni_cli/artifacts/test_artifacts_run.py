@@ -94,7 +94,7 @@ def test_what_a_request_leaves(run: RunFolder) -> None:
         audio = writer.audio("r/1", SOUND)
         mix = writer.audio("r/1", SOUND, output="audio_mix", audio_format="flac")
         image = writer.image("r/1", np.zeros((4, 6, 3), np.uint8), index=0, metadata={"seed": "1"})
-        video = writer.video("r/1", np.zeros((4, 16, 16, 3), np.uint8), fps=8, audio=SOUND)
+        video = writer.video("r/1", np.zeros((4, 16, 16, 3), np.uint8), fps=8)
         writer.end_request("r/1", "finished", artifacts=(text, audio, mix, image, video), seed=7)
     (record,) = read_results(run.results)
     folder = run.request_folder("r/1")
