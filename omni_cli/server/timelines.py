@@ -1,7 +1,7 @@
 """When each stage of a request waited and worked, while it does: the events of a run, folded per request, for the page.
 
-The listener is called in the event loop's thread and returns at once. It keeps the latest requests only and decides
-nothing; `omni trace show` has the whole.
+The listener is called in the event loop's thread and returns at once. Of what has ended it keeps the latest only; it
+decides nothing, and `omni trace show` has the whole.
 """
 
 from dataclasses import dataclass, field
@@ -63,7 +63,7 @@ class Timeline:
 
 @dataclass(slots=True)
 class Timelines:
-    """Of the latest `keep` requests, by their ids."""
+    """Of all requests that run, and of those that have ended as many as make `keep` with them; by their ids."""
 
     keep: int = 256
     _by_id: dict[str, Timeline] = field(default_factory=dict)
@@ -91,9 +91,9 @@ class Timelines:
     def _admit(self, event: RequestAdmitted) -> None:
         timeline = Timeline(event.uid, event.t_ns, {stage: Lane() for stage in event.stages})
         self._by_id[event.request_id] = self._by_uid[event.uid] = timeline
-        if len(self._by_id) > self.keep:
-            oldest = self._by_id.pop(next(iter(self._by_id)))
-            self._by_uid.pop(oldest.uid)
+        ended = [name for name, timeline in self._by_id.items() if timeline.ended_ns is not None]
+        for oldest in ended[: max(0, len(self._by_id) - self.keep)]:
+            self._by_uid.pop(self._by_id.pop(oldest).uid)
 
     def _step(self, source: str, event: StepDone) -> None:
         for row in event.rows:

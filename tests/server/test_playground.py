@@ -9,7 +9,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
+from omni_cli.runtime.events import RequestAdmitted, RequestFinished, StageSubmitted
 from omni_cli.server.timelines import Timelines
 from stages.events import StageFinished
 from tests.integration.cli import wait_for
@@ -183,7 +183,8 @@ def test_a_timeline_is_guarded_and_not_kept_for_ever():
         timelines("omni", RequestAdmitted(t_ns=5, uid=uid, request_id=f"r{uid}", seed=1, outputs=("text",),
                                           stages=("thinker",), timeout_s=None))  # fmt: skip
         timelines("omni", StageSubmitted(t_ns=6, uid=uid, stage="thinker", process="thinker.0", waits_for=()))
-    timelines("thinker.0", StageFinished(uid=0, t_ns=7, reason="stop", units=1))
-    assert timelines.of("r0") is None
+        timelines("thinker.0", StageFinished(uid=0, t_ns=7, reason="stop", units=1))
+        timelines("omni", RequestFinished(uid=1, t_ns=8))
+    assert [timelines.of(f"r{uid}") is not None for uid in range(3)] == [True, False, True]  # r0 has not ended
     view = timelines.of("r2").view(1_000_005)
     assert (view["status"], view["elapsed_ms"], view["stages"][0]["ended_ms"]) == ("running", 1.0, None)
