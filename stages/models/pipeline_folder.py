@@ -4,7 +4,7 @@ What a folder says of its own defaults stands in `omni.json`; published ones hav
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,10 @@ def pipeline_problems(
     return tuple(problem for part in weights for problem in weight_problems(folder / part))
 
 
-def parts_memory(path: str, parts: Sequence[str], dtype: str) -> StageMemory:
-    """The weights of some parts, by the headers of their files, all of them as `dtype`. Raises CheckpointError."""
-    files = {file for part in parts for file in tensor_files(Path(path) / part).values()}
-    count = sum(math.prod(tensor.shape) for file in files for tensor in read_header(file).values())
-    return StageMemory(weight_bytes=count * ITEM_BYTES[dtype])
+def parts_memory(path: str, parts: Mapping[str, str]) -> StageMemory:
+    """The weights of some parts, each as its dtype, by the headers of their files. Raises CheckpointError."""
+    held = 0
+    for part, dtype in parts.items():
+        for file in set(tensor_files(Path(path) / part).values()):
+            held += ITEM_BYTES[dtype] * sum(math.prod(tensor.shape) for tensor in read_header(file).values())
+    return StageMemory(weight_bytes=held)

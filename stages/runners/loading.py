@@ -126,8 +126,9 @@ def read_tensor(folder: Path, names: Sequence[str]) -> torch.Tensor:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """Bytes of all parameters and persistent buffers."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in module.state_dict(keep_vars=True).values())
+    """Bytes of all parameters and persistent buffers; one that is tied has two names and counts once."""
+    held = {id(tensor): tensor for tensor in module.state_dict(keep_vars=True).values()}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
 
 
 def _tensors(files: dict[str, Path]) -> Iterator[tuple[str, torch.Tensor]]:

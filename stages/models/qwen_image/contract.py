@@ -98,6 +98,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=lambda: embedded(tiny.NAME, tiny.__name__),
         edge_bytes=edge_bytes,
         image=image,
-        stage_memory=lambda path, stage, dtype: parts_memory(path, PARTS[stage], dtype),
+        stage_memory=lambda path, stage, dtype: parts_memory(path, dict.fromkeys(PARTS[stage], dtype)),
     )
 }

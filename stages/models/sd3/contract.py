@@ -71,6 +71,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         default_model=lambda: embedded(tiny.NAME, tiny.__name__),
         edge_bytes=lambda model, producer, consumer: MOST_PIXELS * 3,
         image=image,
-        stage_memory=lambda path, stage, dtype: parts_memory(path, weights(path), dtype),
+        stage_memory=lambda path, stage, dtype: parts_memory(path, dict.fromkeys(weights(path), dtype)),
     )
 }

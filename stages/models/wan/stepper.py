@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoTokenizer, UMT5EncoderModel
 from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
-from stages.models.wan.contract import FPS
+from stages.models.wan.contract import FPS, VAE_DTYPE
 from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
@@ -57,9 +57,11 @@ class WanStepper:
                 device=device,
                 dtype=dtype,
             ),
-            # The published recipe decodes in float32, whatever the rest is.
             vae=parts.module(
-                "vae", lambda: AutoencoderKLWan.from_config(parts.config("vae")), device=device, dtype=torch.float32
+                "vae",
+                lambda: AutoencoderKLWan.from_config(parts.config("vae")),
+                device=device,
+                dtype=getattr(torch, VAE_DTYPE),
             ),
         )
         patch = self._pipeline.transformer.config.patch_size

@@ -13,7 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from stages.config import ModelSpec
 from stages.models.cache import built_once
 from stages.models.sd3 import tiny
-from stages.models.sd3.contract import check_model, image
+from stages.models.sd3.contract import CONTRACTS, check_model, image
 from stages.models.sd3.stepper import SD3Stepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
@@ -116,7 +116,9 @@ def test_without_t5_it_is_the_pipeline_s_too(tiny_folder, tmp_path):
     assert str(folder / "model_index.json") in check_model(str(folder), "auto")[0]
 
 
-def test_a_folder_is_known_before_it_is_loaded(tiny_folder):
+def test_a_folder_is_known_before_it_is_loaded(tiny_folder, studio):
     assert check_model(str(tiny_folder), "auto") == ()
+    known = CONTRACTS["sd3"].stage_memory(str(tiny_folder), "painter", "float32")
+    assert str(known.weight_bytes) == studio.facts["weight_bytes"]
     able = image(str(tiny_folder))
     assert (able.width, able.multiple, able.most_side, able.steps, able.negative_prompt) == (128, 16, 512, 8, "")

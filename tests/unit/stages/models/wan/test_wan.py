@@ -13,7 +13,7 @@ from stages.config import ModelSpec
 from stages.models.cache import built_once
 from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.wan import tiny
-from stages.models.wan.contract import check_model, video
+from stages.models.wan.contract import CONTRACTS, check_model, video
 from stages.models.wan.stepper import WanStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
@@ -112,8 +112,15 @@ def test_what_is_no_video_of_this_model_is_refused(joined):
     assert "of which the first 512 count" in warning
 
 
-def test_a_folder_is_known_before_it_is_loaded(tiny_folder, tmp_path):
+def test_a_folder_is_known_before_it_is_loaded(tiny_folder, tmp_path, joined):
     assert check_model(str(tiny_folder), "auto") == ()
+    whole, half = (
+        CONTRACTS["wan"].stage_memory(str(tiny_folder), "painter", dtype).weight_bytes
+        for dtype in ("float32", "bfloat16")
+    )
+    assert str(whole) == joined.facts["weight_bytes"]  # its tied embedding counts once
+    vae = sum(tensor.nbytes for tensor in joined.stepper._pipeline.vae.state_dict().values())
+    assert half == (whole + vae) / 2  # which stays float32
     able = video(str(tiny_folder))
     assert (able.width, able.height, able.frames, able.multiple, able.frame_multiple) == (64, 48, 9, 16, 4)
     assert able.negative_prompt == ""
