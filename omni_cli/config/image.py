@@ -34,7 +34,7 @@ class ImageConfig(ConfigModel):
     true_cfg_scale: Annotated[float, Strict(), Field(ge=0, le=100)] | None = None
     """How far away from the negative prompt; without one, or up to 1, it has no effect."""
     negative_prompt: Annotated[str, Strict(), Field(max_length=100_000)] | None = None
-    """What shall not be seen; it may be empty. Null draws without guidance, in half the time."""
+    """What shall not be seen, or nothing. Null is the model's own: an empty one, or no guidance in half the time."""
     n: Annotated[int, Strict(), Field(ge=1, le=64)] | None = None
     """Pictures of one prompt, each a request of its own with the next seed; null is one."""
     strength: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
@@ -44,7 +44,7 @@ class ImageConfig(ConfigModel):
     preview_every: Annotated[int, Strict(), Field(ge=1, le=MAX_STEPS)] | None = None
     """Show the picture as it is after every so many steps; null shows it when it is done."""
     format: Literal["png", "webp", "jpeg"] = "png"
-    """Of the file. Only PNG keeps every pixel."""
+    """Of a picture's file. Only PNG keeps every pixel."""
 
     @property
     def pixels(self) -> tuple[int, int] | None:

@@ -111,6 +111,8 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield "image.strength has no effect without a picture to start from"
     if asked.preview_every is not None and not params.preview_every:
         yield "image.preview_every has no effect: the stage that denoises does not decode"
+    if asked.format != "png" and able.most_frames > 1:
+        yield "image.format has no effect on a video, which is an mp4"
     if asked.sigmas and asked.steps is not None and asked.steps != len(asked.sigmas):
         yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
 
@@ -123,7 +125,6 @@ def generation(params: ImageParams, prompt: str, seed: int | None, plan: Executi
         "true_cfg_scale": f"{params.true_cfg_scale:g}" if params.guided else None,
         "seed": seed,
         "size": f"{params.width}x{params.height}",
-        "frames": params.frames if params.frames > 1 else None,
         "steps": params.steps,
         "strength": params.strength,
         "sigmas": json.dumps(params.sigmas) if params.sigmas else None,

@@ -110,8 +110,9 @@ def test_a_model_may_guide_without_being_asked_to():
     able = replace(ABLE, negative_prompt="", most_frames=33, frame_multiple=4, frames=9)
     params, notes = drawing(able, ImageConfig(true_cfg_scale=3.0))
     assert (params.guided, params.frames, notes) == (True, 9, ())
-    params, notes = drawing(able, ImageConfig(true_cfg_scale=1.0, frames=5))
-    assert (params.guided, params.frames, notes) == (False, 5, ())
+    params, notes = drawing(able, ImageConfig(true_cfg_scale=1.0, frames=5, format="webp"))
+    assert (params.guided, params.frames) == (False, 5)
+    assert notes == ("image.format has no effect on a video, which is an mp4",)
 
 
 def test_a_pipeline_that_draws_nothing_refuses_to(plan):
