@@ -18,8 +18,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
 
+# Unit tests in two processes; the others one by one, since some look at all that the machine runs.
 test: $(STAMP) lint chromium
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
+	$(BIN)/python -m pytest --ignore tests/unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

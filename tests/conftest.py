@@ -1,12 +1,18 @@
 """One thread for every numeric library, here and in the stage processes that tests spawn. Soak tests only if asked."""
 
 import os
+from contextlib import suppress
 
 import pytest
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
 
+with suppress(ImportError):  # tests/gpu does without
+    from hypothesis import settings
+
+    settings.register_profile("omni", deadline=None)  # a slow machine is no failure
+    settings.load_profile("omni")
 pytest.register_assert_rewrite("tests.integration.cli")
 
 
