@@ -49,7 +49,7 @@ class Starting:
             ready.register(self._stopped, selectors.EVENT_READ)
             while True:
                 if any(key.fileobj is self._stopped for key, _ in ready.select()):
-                    answering.shutdown(wait=False)  # it still answers those whom it has taken
+                    answering.shutdown(wait=False, cancel_futures=True)  # who is listened to is still answered
                     return
                 try:
                     client, _ = self._listening.accept()

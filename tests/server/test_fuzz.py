@@ -19,7 +19,7 @@ from tests.integration.cli import wait_for
 from tests.server.serving import Server
 from tests.server.test_load import call, gauges, size
 
-EXAMPLES = 20_000 if os.environ.get("OMNI_SOAK") else 1000
+EXAMPLES = 20_000 if os.environ.get("OMNI_SOAK") else 600
 HANDSHAKE = (
     b"GET /v1/realtime HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
