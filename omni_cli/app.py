@@ -68,20 +68,28 @@ class _Verbs(TyperGroup):
         command.name = name
         command.params = [param for param in command.params if param.name not in _TYPER_COMPLETION]
         if isinstance(command, TyperCommand):
-            _refuse_doubles(command, ctx, rest)
+            _check_options(command, ctx, rest)
         return name, command, rest
 
 
-def _refuse_doubles(command: TyperCommand, ctx: Any, args: list[str]) -> None:
-    """Of an option that is given twice, click would silently take the last. Raises ConfigError."""
+def _check_options(command: TyperCommand, ctx: Any, args: list[str]) -> None:
+    """Of an option that is given twice, click would silently take the last; of one that is a key, it says only that
+    there is none. Raises ConfigError."""
     parser = command.make_parser(ctx)
     parser.allow_interspersed_args = command.allow_interspersed_args  # that of `ctx` is for verbs
     parser.ignore_unknown_options = True  # found out where the command is run
-    _, _, order = parser.parse_args(args=list(args))
+    values, _, order = parser.parse_args(args=list(args))
     for param in order:
         single = isinstance(param, TyperOption) and not param.multiple and not param.is_flag
         if single and sum(other is param for other in order) > 1:
             raise ConfigError(f"{param.opts[-1]} is given twice; keep one")
+    words = [word for param in command.params if param.nargs == -1 for word in values.get(param.name) or ()]
+    for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+        from omni_cli.completion import keys_called
+
+        if keys := keys_called(option.removeprefix("--").replace("-", "_")):
+            meant = " or ".join(f"{key}=..." for key in keys)
+            raise ConfigError(f"no such option: {option}; a value is written {meant}")
 
 
 app = typer.Typer(

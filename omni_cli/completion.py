@@ -83,6 +83,15 @@ def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
     return [*choices, *dict.fromkeys(prefix + _segment(name, bare) for name in tree.valid() if name.startswith(bare))]
 
 
+def keys_called(name: str) -> list[str]:
+    """The keys, three at most, that a user of other tools may mean by `--name`: those that end so, else the root's."""
+    from omni_cli.config.library import GROUPS, RECIPE
+
+    keys = (RECIPE, *GROUPS, *_keys(()).valid())
+    ends = [key for key in keys if key.rpartition(".")[2] == name]
+    return (ends or [key for key in keys if key.partition(".")[0] == name])[:3]
+
+
 def _keys(words: Sequence[str]) -> Any:
     """The keys for the recipe that stands on the line already, or for the default one."""
     from omni_cli.config.load import load_config
