@@ -17,6 +17,7 @@ from stages.errors import RequestRefused, StageError, describe
 from stages.messages import REQUEST, ImageParams, StageRequest
 from stages.payload import Payload, Scalar
 from stages.runners.base import Emission, Output, RowResult
+from stages.runners.device import open_device
 from stages.runners.tensors import from_payload, read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
@@ -147,14 +148,9 @@ class DiffusionRunner:
 
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
-        torch.set_num_threads(spec.threads)
-        device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
-        if device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
-            torch.backends.cudnn.allow_tf32 = False  # float32 is to be float32
-        self._device = device
-        held = self._stepper.load(device, getattr(torch, spec.model.dtype))
-        return ("device", str(device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
+        self._device = open_device(spec)
+        held = self._stepper.load(self._device, getattr(torch, spec.model.dtype))
+        return ("device", str(self._device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
 
     def warm_up(self) -> None:
         request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=self._stepper.least())

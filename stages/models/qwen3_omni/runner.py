@@ -14,6 +14,7 @@ from stages.models.qwen3_omni.sizes import stage_memory
 from stages.models.registry import KV_HEADROOM_BYTES
 from stages.payload import Payload
 from stages.runners.base import RowResult
+from stages.runners.device import open_device
 from stages.schedulers.base import KVCapacity, Row
 
 State = TypeVar("State")
@@ -29,12 +30,8 @@ class StageRunner(ABC, Generic[State]):
 
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
-        torch.set_num_threads(spec.threads)
-        device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
+        device = open_device(spec)
         if device.type == "cuda":
-            torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
-            # TF32 is on by default in convolutions; float32 is to be float32.
-            torch.backends.cudnn.allow_tf32 = False
             self._check_memory(device)
         config = read_config(self._folder)
         dtype: torch.dtype = getattr(torch, spec.model.dtype)
