@@ -63,6 +63,8 @@ class StageDeployConfig(ConfigModel):
     devices: Annotated[Devices | None, BeforeValidator(_devices)] = None
     """For each replica the positions of its devices in the visible list: [[0],[1]] is two replicas, [[],[]] two
     on the CPU; `cpu` is one there."""
+    replicas: Annotated[int, Strict(), Field(ge=1, le=256)] | None = None
+    """How many there are of the stage. With one entry of `devices` all are there; with none they are spread out."""
     max_batch: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
     """Requests that a replica works on at once."""
     memory_fraction: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None

@@ -74,6 +74,7 @@ def _planned(plan: ExecutionPlan) -> Iterator[tuple[str, Any]]:
     for stage in plan.stages:
         key = f"deploy.stages.{stage.name}"
         yield f"{key}.devices", [list(replica.devices) for replica in stage.replicas]
+        yield f"{key}.replicas", len(stage.replicas)
         yield f"{key}.max_batch", stage.max_batch
         for name in KEYS:
             if (value := getattr(stage.tuning, name)) is False or value:

@@ -48,6 +48,12 @@ def _device_problems(
     if setting.devices is None:
         return
     key = f"deploy.stages.{name}.devices"
+    if setting.replicas is not None and len(setting.devices) not in (1, setting.replicas):
+        message = (
+            f"is {setting.replicas}, but {key} lists {len(setting.devices)} replicas; "
+            "leave one of the two out, or list one place for all"
+        )
+        yield Problem(key=f"deploy.stages.{name}.replicas", message=message)
     if not setting.devices:
         yield Problem(key=key, message="has no replica; [[0]] is one on device 0, cpu is one on the CPU")
     if len({bool(replica) for replica in setting.devices}) > 1:
@@ -77,20 +83,23 @@ def _assign(
     settings: Mapping[str, StageDeployConfig], family: FamilyContract, inventory: Inventory
 ) -> dict[str, Devices]:
     """The devices of every replica. What is left open goes, the neediest first, to the device with the least on it."""
+    counts = {name: setting.replicas or 1 for name, setting in settings.items()}
     chosen: dict[str, Devices] = {
-        name: setting.devices for name, setting in settings.items() if setting.devices is not None
+        name: setting.devices * counts[name] if len(setting.devices) == 1 else setting.devices
+        for name, setting in settings.items()
+        if setting.devices is not None
     }
     if not inventory or not family.has_weights:
-        return {name: chosen.get(name, _CPU) for name in settings}
+        return {name: chosen.get(name, _CPU * counts[name]) for name in settings}
     load = dict.fromkeys(range(len(inventory)), 0.0)
     for name, replicas in chosen.items():
         for device in _devices_of(replicas):
             load[device] += family.stages[name].memory_share
     for name in sorted(settings, key=lambda name: -family.stages[name].memory_share):
-        if name not in chosen:
+        while name not in chosen or len(chosen[name]) < counts[name]:
             device = min(load, key=lambda device: (load[device], device))
             load[device] += family.stages[name].memory_share
-            chosen[name] = ((device,),)
+            chosen[name] = (*chosen.get(name, ()), (device,))
     return {name: chosen[name] for name in settings}
 
 

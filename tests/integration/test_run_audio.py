@@ -14,7 +14,6 @@ EDGES = {
         ("mixer", "talker"), ("mixer", "singer"), ("mixer", "thinker"),
     ),
 }  # fmt: skip
-TWO_OF_EACH = [f"deploy.stages.{stage}.devices=[[],[]]" for stage in ("thinker", "talker", "code2wav")]
 PROMPTS = ("one", "two words", "three words here, and a few more of them", "四 words", "five", "a\nb")
 LINES = [
     *({"id": f"auto-{seed}", "prompt": prompt, "seed": seed} for seed, prompt in enumerate(PROMPTS)),
@@ -29,13 +28,18 @@ def fed(recipe: str, mode: str, slots: int | None = None) -> list[str]:
     return [f"recipe={recipe}", *words, *(rings if slots else [])]
 
 
+def several(recipe: str, count: int) -> list[str]:
+    stages = {stage for edge in EDGES[recipe] for stage in edge}
+    return [f"deploy.stages.{stage}.replicas={count}" for stage in sorted(stages)]
+
+
 RUNS = {
     "complete": fed("synthetic", "complete"),
     "incremental through two slots": fed("synthetic", "incremental", 2),
-    "incremental, two replicas of each": [*fed("synthetic", "incremental"), *TWO_OF_EACH],
-    "complete, two replicas of each": [*fed("synthetic", "complete"), *TWO_OF_EACH],
+    "incremental, three replicas of each": [*fed("synthetic", "incremental"), *several("synthetic", 3)],
+    "complete, two replicas of each": [*fed("synthetic", "complete"), *several("synthetic", 2)],
     "dag": fed("synthetic_dag", "complete"),
-    "dag, incremental": fed("synthetic_dag", "incremental"),
+    "dag, incremental, two replicas of each": [*fed("synthetic_dag", "incremental"), *several("synthetic_dag", 2)],
 }
 
 

@@ -53,6 +53,17 @@ def test_a_list_for_each_replica():
     assert [(r.index, r.devices) for r in found.stage("talker").replicas] == [(0, (0,)), (1, (1,))]
 
 
+def test_a_number_of_replicas():
+    assert devices(plan("deploy.stages.talker.replicas=2"))["talker"] == [(), ()]
+    assert devices(plan_weights("deploy.stages.talker={replicas: 2, devices: [[0]]}", gpus=1))["talker"] == [(0,), (0,)]
+    assert devices(plan_weights("deploy.stages.talker={replicas: 2, devices: cpu}", gpus=1))["talker"] == [(), ()]
+    found = plan_weights("deploy.stages.talker.replicas=2", gpus=2)
+    assert devices(found) == {"thinker": [(0,)], "talker": [(1,), (1,)], "code2wav": [(1,)]}
+    assert 2 * fractions(found)["talker"] + fractions(found)["code2wav"] < 1
+    with pytest.raises(PlanError, match=r"talker\.replicas.*is 3, but deploy\.stages\.talker\.devices lists 2 replicas"):
+        plan("deploy.stages.talker={replicas: 3, devices: [[],[]]}")
+
+
 def test_cpu_is_a_placement():
     found = plan_weights("deploy.stages.code2wav.devices=cpu", "deploy.stages.talker.devices=[[],[]]", gpus=1)
     assert devices(found) == {"thinker": [(0,)], "talker": [(), ()], "code2wav": [()]}
