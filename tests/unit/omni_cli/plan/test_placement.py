@@ -60,7 +60,9 @@ def test_a_number_of_replicas():
     found = plan_weights("deploy.stages.talker.replicas=2", gpus=2)
     assert devices(found) == {"thinker": [(0,)], "talker": [(1,), (1,)], "code2wav": [(1,)]}
     assert 2 * fractions(found)["talker"] + fractions(found)["code2wav"] < 1
-    with pytest.raises(PlanError, match=r"talker\.replicas.*is 3, but deploy\.stages\.talker\.devices lists 2 replicas"):
+    with pytest.raises(
+        PlanError, match=r"talker\.replicas.*is 3, but deploy\.stages\.talker\.devices lists 2 replicas"
+    ):
         plan("deploy.stages.talker={replicas: 3, devices: [[],[]]}")
 
 
