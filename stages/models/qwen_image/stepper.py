@@ -21,6 +21,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGene
 from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
+from stages.models.qwen_image.attention import JointAttention
 from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
@@ -62,6 +63,8 @@ class QwenImageStepper:
             tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
             **{**dict.fromkeys(PARTS), **modules},
         )
+        if "transformer" in modules:
+            modules["transformer"].set_attn_processor(JointAttention())
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, transformer = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
@@ -139,13 +142,13 @@ class QwenImageStepper:
     def predict(
         self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
     ) -> torch.Tensor:
-        embeds, mask = _padded([condition.embeds for condition in conditions])
+        texts = [condition.embeds for condition in conditions]
         shape = (1, image.height // self._multiple, image.width // self._multiple)
         predicted: torch.Tensor = self._pipeline.transformer(
             hidden_states=latents,
             timestep=timesteps.to(latents.dtype) / 1000,
-            encoder_hidden_states=embeds,
-            encoder_hidden_states_mask=mask,
+            encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),
+            attention_kwargs={"text_lengths": torch.tensor([len(text) for text in texts])},
             img_shapes=[[shape]] * len(conditions),
             return_dict=False,
         )[0]
@@ -176,16 +179,6 @@ def _skipped(image: ImageParams) -> int:
     if image.strength is None:
         return 0
     return int(max(image.steps - min(image.steps * image.strength, image.steps), 0))
-
-
-def _padded(embeds: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[rows, longest, features], and which of them are no padding; None where there is none."""
-    lengths = [len(each) for each in embeds]
-    padded = nn.utils.rnn.pad_sequence(embeds, batch_first=True)
-    if min(lengths) == max(lengths):
-        return padded, None
-    places = torch.arange(max(lengths), device=padded.device)
-    return padded, (places < torch.tensor(lengths, device=padded.device)[:, None]).long()
 
 
 def _text_encoder(folder: Path) -> nn.Module:

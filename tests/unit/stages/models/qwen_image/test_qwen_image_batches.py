@@ -11,6 +11,7 @@ import torch
 
 from stages.config import ModelSpec
 from stages.errors import StageError
+from stages.models.qwen_image import attention
 from stages.models.qwen_image.stepper import QwenImageStepper
 from stages.runners.tensors import from_payload
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
@@ -75,6 +76,19 @@ def test_a_request_without_guidance_adds_one_row_beside_one_with_it(studio):
     session = studio.draw(Asked(steps=2, negative="bad"), Asked(steps=2))
     rows = [dict(step.counters)["forward_rows"] for step in session.steps if step.rows[0].phase == "denoise"]
     assert rows == [3, 3]
+
+
+def test_rows_attend_without_a_mask_each_over_its_own_text(studio, monkeypatch):
+    """16 tokens of the picture, and as many of its text as there are."""
+    seen = []
+    attend = attention.dispatch_attention_fn
+    monkeypatch.setattr(attention, "dispatch_attention_fn", lambda *qkv: seen.append(qkv[0].shape[:2]) or attend(*qkv))
+    studio.draw(Asked(steps=1, negative="bad"), Asked(steps=1, prompt="a blue boat, and a bell"))
+    lengths = [len(studio.stepper.encode(text).embeds) for text in ("a red boat", "bad", "a blue boat, and a bell")]
+    assert Counter(seen) == {(1, 16 + length): 2 for length in lengths}  # in each of 2 layers
+    seen.clear()
+    studio.draw(Asked(steps=1), Asked(steps=1, seed=2))
+    assert set(seen) == {(2, 16 + lengths[0])}
 
 
 def test_mixed_sizes_in_flight_all_finish_each_with_its_own(studio):
