@@ -1,12 +1,20 @@
-"""One thread for every numeric library, here and in the stage processes that tests spawn. Soak tests only if asked."""
+"""One thread for every numeric library, here and in the stage processes that tests spawn. Soak tests only if asked.
 
+Rings live in a folder of this process's own, so that what is found in it was left by its own tests.
+"""
+
+import atexit
 import os
+import shutil
+import tempfile
 from contextlib import suppress
 
 import pytest
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+os.environ["OMNI_SHM_DIR"] = tempfile.mkdtemp(prefix="omni-tests-", dir="/dev/shm")
+atexit.register(shutil.rmtree, os.environ["OMNI_SHM_DIR"], ignore_errors=True)
 
 with suppress(ImportError):  # tests/gpu does without
     from hypothesis import settings

@@ -17,12 +17,11 @@ from typing import Any, Literal
 
 import typer
 
-from omni_cli.launch.rings import remove_stale, stale_segments
+from omni_cli.launch.rings import SHM_DIR, remove_stale, stale_segments
 
 app = typer.Typer()
 
 GIB = 1 << 30
-SHM = "/dev/shm"
 SHM_STOP_BYTES = 16 << 20  # no pipeline's rings fit
 SHM_WARN_BYTES = 1 << 30
 FILES_STOP, FILES_WARN = 128, 1024
@@ -174,22 +173,22 @@ def peer_access(peers: Mapping[tuple[int, int], bool]) -> Finding:
 
 def _shm_bytes() -> tuple[int, int]:
     """Size and free space, 0 where it is absent or not ours to write."""
-    if not os.access(SHM, os.W_OK):
+    if not os.access(SHM_DIR, os.W_OK):
         return 0, 0
-    stat = os.statvfs(SHM)
+    stat = os.statvfs(SHM_DIR)
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
 def shared_memory(size: int, free: int) -> Finding:
     text = f"{size / GIB:.2f} GiB, {free / GIB:.2f} GiB free"
     if free >= SHM_WARN_BYTES:
-        return Finding(name=SHM, state="ok", text=text)
+        return Finding(name=SHM_DIR, state="ok", text=text)
     return Finding(
-        name=SHM,
+        name=SHM_DIR,
         state="stop" if free < SHM_STOP_BYTES else "warn",
         text=text,
         remedy="rings between stages live there: make it larger (in a container --shm-size=4g, else mount -o "
-        f"remount,size=4g {SHM}) or the rings smaller (deploy.stages.*.inputs.*)",
+        f"remount,size=4g {SHM_DIR}) or the rings smaller (deploy.stages.*.inputs.*)",
     )
 
 

@@ -15,8 +15,8 @@ from omni_cli.errors import LaunchError
 from omni_cli.runtime.processes import MediaPort, OutputPort
 from stages.config import EdgeSpec, RingSpec, StageSpec
 from stages.connectors.registry import open_reader, open_writer
+from stages.connectors.ring import SHM_DIR as SHM_DIR
 from stages.connectors.ring import (
-    SHM_DIR,
     RingError,
     RingFile,
     create_ring,
@@ -119,7 +119,8 @@ def remove_stale() -> list[str]:
 
 
 def _segments() -> list[Path]:
-    named = (path for path in Path(SHM_DIR).iterdir() if SEGMENTS.fullmatch(path.name))
+    folder = Path(SHM_DIR)
+    named = (path for path in (folder.iterdir() if folder.is_dir() else ()) if SEGMENTS.fullmatch(path.name))
     return sorted(path for path in named if path.is_file() and os.access(path, os.R_OK | os.W_OK))
 
 

@@ -1,5 +1,7 @@
 """One file under /dev/shm per ring: a header, a slot table, a data area. Written by its one producer, read in place.
 
+`OMNI_SHM_DIR` names another folder than /dev/shm.
+
 The parent creates every ring before it spawns a stage, so that a lack of memory is an error of the start; stages attach
 by name. A ring whose creator is dead is told by its lock alone, so no lock file and no resource tracker are needed.
 This module must not decide who may read or when a slot is free: that is the connector's and the lease ledger's.
@@ -17,7 +19,7 @@ from typing import Self
 from stages.config import RingSpec
 from stages.errors import StageError
 
-SHM_DIR = "/dev/shm"
+SHM_DIR = os.environ.get("OMNI_SHM_DIR") or "/dev/shm"
 
 FREE, WRITTEN = 0, 1
 
@@ -61,8 +63,14 @@ class RingFile:
 
 
 def create_ring(spec: RingSpec) -> RingFile:
-    """Creates and reserves a ring. Raises RingError if /dev/shm has no room, FileExistsError if the name is taken."""
-    fd = _create_locked(ring_path(spec.segment))
+    """Creates and reserves a ring.
+
+    Raises RingError if there is no folder or no room in it, FileExistsError if the name is taken.
+    """
+    try:
+        fd = _create_locked(ring_path(spec.segment))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise RingError(f"{SHM_DIR}: no such folder, and rings live there; OMNI_SHM_DIR names another") from error
     data_offset = _data_offset(spec.slots)
     try:
         # ftruncate would succeed without memory and the first touch would be a SIGBUS

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.launch.rings import SHM_DIR
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
@@ -61,7 +62,7 @@ def greedy_request(
 
 @dataclass(kw_only=True)
 class EngineRun:
-    """What one run gave: outputs or the error by request; segments that it left in /dev/shm, and slots not returned."""
+    """What one run gave: outputs or the error by request; segments that it left and slots not returned."""
 
     outputs: dict[str, dict[str, OmniOutput]] = field(default_factory=dict)
     errors: dict[str, RequestError] = field(default_factory=dict)
@@ -92,7 +93,7 @@ def run_requests(plan: ExecutionPlan, requests: Sequence[OmniRequest], listener:
     finally:
         running.stop()
         run.live_slots = running.live_slots
-    run.segments_left = {name for name in os.listdir("/dev/shm") if run_id in name}
+    run.segments_left = {name for name in os.listdir(SHM_DIR) if run_id in name}
     return run
 
 

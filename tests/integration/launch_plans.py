@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from omni_cli.launch.rings import SHM_DIR
 from omni_cli.plan.model import ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.runtime.events import Event
 from tests.integration.launch_fakes import STAGES
@@ -67,7 +68,7 @@ class Traces:
 def traces(run_id: str) -> Traces:
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return Traces(
-        segments=frozenset(name for name in os.listdir("/dev/shm") if run_id in name),
+        segments=frozenset(name for name in os.listdir(SHM_DIR) if run_id in name),
         mappings=Path("/proc/self/maps").read_text().count("/dev/shm/"),
         children=frozenset(children),
         descriptors=len(os.listdir("/proc/self/fd")),

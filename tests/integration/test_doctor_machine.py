@@ -3,6 +3,8 @@
 import sys
 from subprocess import run
 
+from omni_cli.launch.rings import SHM_DIR
+
 
 def test_the_doctor_looks_at_this_machine_without_torch() -> None:
     code = (
@@ -11,5 +13,5 @@ def test_the_doctor_looks_at_this_machine_without_torch() -> None:
     )
     result = run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    for name in ("python", "torch", "transformers", "processors", "gpu", "/dev/shm", "open files", "leftovers"):
+    for name in ("python", "torch", "transformers", "processors", "gpu", SHM_DIR, "open files", "leftovers"):
         assert f" {name} " in result.stdout

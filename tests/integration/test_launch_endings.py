@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.launch.rings import remove_stale, stale_segments
+from omni_cli.launch.rings import SHM_DIR, remove_stale, stale_segments
 
 ROOT = Path(__file__).parents[2]
 SOON_MS = 10_000
@@ -55,7 +55,7 @@ class Parent:
         return sum(not select.select([stage], [], [], SOON_MS / 1000)[0] for stage in self.stages)
 
     def segments(self) -> list[str]:
-        return [name for name in os.listdir("/dev/shm") if self.run_id in name]
+        return [name for name in os.listdir(SHM_DIR) if self.run_id in name]
 
     def close(self) -> None:
         if self.popen.poll() is None:

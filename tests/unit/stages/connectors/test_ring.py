@@ -66,6 +66,12 @@ def test_no_room_is_an_error_with_size_free_space_and_key_and_leaves_nothing(spe
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_a_folder_that_is_not_there_is_an_error_with_what_names_it(spec, monkeypatch):
+    monkeypatch.setattr(rings, "SHM_DIR", f"{rings.SHM_DIR}/none")
+    with pytest.raises(RingError, match="OMNI_SHM_DIR"):
+        create_ring(spec)
+
+
 def test_a_file_that_is_no_ring_is_refused(spec):
     with open(ring_path(spec.segment), "wb") as file:
         file.write(b"x" * 10)
