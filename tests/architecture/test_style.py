@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = sorted(path for package in ("omni_cli", "stages") for path in (ROOT / package).rglob("*.py"))
+PRODUCT = sorted(path for package in ("omni_cli", "stages", "training") for path in (ROOT / package).rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 WRITTEN = sorted(
     path

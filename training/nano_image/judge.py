@@ -1,0 +1,98 @@
+"""The judge of pictures: a small CNN that reads which things stand left (or alone) and right, how large, on what."""
+
+import itertools
+import logging
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional as F
+
+from training.budget import moments
+from training.nano_image.captions import SIZES, Scene, draw_scene
+from training.nano_image.drawings import BACKGROUNDS, Drawings
+from training.nano_image.scenes import Painter
+
+log = logging.getLogger(__name__)
+_CHANNELS = (3, 24, 48, 96, 128)
+_RATE = 2e-3
+
+
+class Judge(nn.Module):
+    """Four answers a picture: thing, right thing (the last class: none), size, background."""
+
+    def __init__(self, things: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in itertools.pairwise(_CHANNELS):
+            for channels, stride in ((before, 2), (after, 1)):
+                layers += [nn.Conv2d(channels, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU()]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d((2, 4)), nn.Flatten())
+        self.heads = nn.ModuleList(
+            nn.Linear(8 * _CHANNELS[-1], classes) for classes in (things, things + 1, len(SIZES), len(BACKGROUNDS))
+        )
+
+    def forward(self, pixels: Any) -> tuple[Any, ...]:
+        """Logits [batch, classes] each, of pixels [batch, 3, side, side] in [-1, 1]."""
+        seen = self.body(pixels)
+        return tuple(head(seen) for head in self.heads)
+
+    def read(self, pixels: Any) -> list[Scene]:
+        """What it sees."""
+        with torch.no_grad():
+            answers = zip(*(logits.argmax(1).tolist() for logits in self(pixels)), strict=True)
+        none = self.heads[1].out_features - 1
+        return [
+            Scene(thing=thing, right=None if right == none else right, size=size, background=background)
+            for thing, right, size, background in answers
+        ]
+
+
+def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int) -> Judge:
+    """Learns from all scenes, held-out ones as well."""
+    torch.manual_seed(seed)
+    chance, generator = random.Random(seed + 3), torch.Generator().manual_seed(seed + 3)
+    things = len(drawings.names)
+    judge = Judge(things)
+    judge.to(device)
+    optimizer = torch.optim.AdamW(judge.parameters(), _RATE, weight_decay=0.01)
+    for now in moments(seconds):
+        optimizer.param_groups[0]["lr"] = now.rate(_RATE)
+        scenes = [draw_scene(chance, drawings, pairs=0.4, unseen=index % 6 == 0) for index in range(batch)]
+        pixels = painter.paint(scenes, generator)
+        pixels = pixels + 0.1 * torch.rand(batch, 1, 1, 1, device=device) * torch.randn_like(pixels)
+        loss: Any = sum(
+            F.cross_entropy(logits, torch.tensor(right, device=device))
+            for logits, right in zip(judge(pixels), _labels(scenes, things), strict=True)
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if now.step % 250 == 0:
+            log.info("judge: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
+    judge.eval()
+    return judge
+
+
+def _labels(scenes: Sequence[Scene], things: int) -> tuple[list[int], ...]:
+    return (
+        [scene.thing for scene in scenes],
+        [things if scene.right is None else scene.right for scene in scenes],
+        [scene.size for scene in scenes],
+        [scene.background for scene in scenes],
+    )
+
+
+def save(judge: Judge, path: Path) -> None:
+    save_file({name: values.half() for name, values in judge.state_dict().items()}, path)
+
+
+def load(path: Path, things: int) -> Judge:
+    judge = Judge(things)
+    judge.load_state_dict({name: values.float() for name, values in load_file(path).items()}, assign=True)
+    judge.eval()
+    return judge

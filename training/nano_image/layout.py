@@ -1,0 +1,96 @@
+"""nano-image in Qwen-Image's published layout: sizes of every part, the tokenizer, the folder that diffusers loads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+_SCHEDULER = {
+    "base_image_seq_len": 256,
+    "base_shift": 0.5,
+    "max_image_seq_len": 8192,
+    "max_shift": 0.9,
+    "num_train_timesteps": 1000,
+    "shift": 1.0,
+    "time_shift_type": "exponential",
+    "use_dynamic_shifting": True,
+}
+_WIDTH = 160
+_TRANSFORMER = {
+    "num_layers": 6,
+    "num_attention_heads": 5,
+    "attention_head_dim": 32,
+    "joint_attention_dim": _WIDTH,
+    "axes_dims_rope": [8, 12, 12],
+}
+_VAE: dict[str, Any] = {"base_dim": 16, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1}
+_TEXT = {
+    "hidden_size": _WIDTH,
+    "intermediate_size": 3 * _WIDTH,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "max_position_embeddings": 1152,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "mrope_section": [4, 6, 6], "rope_theta": 1e4},
+}
+# It reads no pictures: the least that the class allows.
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 1,
+    "out_hidden_size": _WIDTH,
+    "fullatt_block_indexes": [0],
+}
+_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_VOCABULARY = 1400
+
+
+def transformer() -> Any:
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(**_TRANSFORMER)
+
+
+def vae(mean: Sequence[float] | None = None, deviation: Sequence[float] | None = None) -> Any:
+    """`mean` and `deviation` are those of its latents, a value a channel: 0 and 1 until they are measured."""
+    from diffusers import AutoencoderKLQwenImage
+
+    channels = _VAE["z_dim"]
+    return AutoencoderKLQwenImage(
+        **_VAE, latents_mean=list(mean or [0.0] * channels), latents_std=list(deviation or [1.0] * channels)
+    )
+
+
+def text_encoder(tokenizer: Any) -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {**_TEXT, "vocab_size": len(tokenizer)}
+    return Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=_VISION, tie_word_embeddings=True)
+    )
+
+
+def tokenizer(text: Sequence[str]) -> Any:
+    """Byte-level BPE over `text` and the pipeline's own template, of which it has every word: the pipeline drops 34
+    tokens, so that the template must have as many before the prompt. Raises ValueError if it has not."""
+    from transformers import Qwen2Tokenizer
+
+    template = pipeline().prompt_template_encode
+    empty = Qwen2Tokenizer(extra_special_tokens=_SPECIALS)
+    trained = empty.train_new_from_iterator(
+        [[template.format("")] * 5000, list(text)], vocab_size=_VOCABULARY, show_progress=False
+    )
+    before = len(trained(template.partition("{}")[0]).input_ids)
+    if before != pipeline().prompt_template_encode_start_idx:
+        raise ValueError(f"the template's beginning has {before} tokens, the pipeline drops 34")
+    return trained
+
+
+def pipeline(**parts: Any) -> Any:
+    """diffusers' pipeline over some of its parts; the others are None."""
+    from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
+
+    names = ("vae", "text_encoder", "tokenizer", "transformer")
+    return QwenImagePipeline(scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER), **dict.fromkeys(names) | parts)

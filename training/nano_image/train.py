@@ -1,0 +1,119 @@
+"""Makes nano-image from nothing: `python -m training.nano_image.train --out FOLDER`. One GPU, about eight minutes.
+
+Leaves in FOLDER `checkpoint/` (published layout), `packed/` (for the repository), the judge, a table of scores of the
+packed weights and a sheet of drawings.
+"""
+
+import argparse
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stages.models.packed import unpack
+from training.nano_image import denoiser, judge, vae
+from training.nano_image.captions import SIZES, Scene, plain
+from training.nano_image.drawings import BACKGROUNDS, Drawings, draw, load
+from training.nano_image.scenes import Painter
+from training.nano_image.score import Draw, measure, pipeline_draw
+from training.pack import pack
+
+log = logging.getLogger(__name__)
+_SHARES = {"judge": 0.12, "vae": 0.33, "denoiser": 0.55}
+_STEPS, _SCALE = (8, 20), 3.0
+
+
+def main() -> None:
+    options = _options()
+    start = time.monotonic()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    options.out.mkdir(parents=True, exist_ok=True)
+    drawings = load(options.drawings) if options.drawings else draw()
+    drawings.save(options.out / "drawings.npz")
+    log.info("%d things", len(drawings.names))
+    painter = Painter(drawings, options.device)
+    common = {"device": options.device, "seed": options.seed}
+    seconds = {name: share * options.seconds for name, share in _SHARES.items()}
+    reader = judge.train(drawings, painter, seconds=seconds["judge"], batch=options.batch // 4, **common)
+    judge.save(reader, options.out / "judge.safetensors")
+    autoencoder = vae.train(drawings, painter, seconds=seconds["vae"], batch=options.batch // 8, **common)
+    pipeline = denoiser.train(
+        drawings,
+        painter,
+        autoencoder,
+        seconds=seconds["denoiser"],
+        scenes=options.scenes,
+        batch=options.batch,
+        **common,
+    )
+    pipeline.save_pretrained(options.out / "checkpoint")
+    log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
+    _report(options, drawings, reader)
+    log.info("done after %.0f s", time.monotonic() - start)
+
+
+def _report(options: argparse.Namespace, drawings: Drawings, reader: judge.Judge) -> None:
+    """Of what the repository gets: the packed weights, unpacked."""
+    from diffusers import QwenImagePipeline
+
+    unpacked = options.out / "unpacked"
+    unpacked.mkdir(exist_ok=True)
+    unpack(options.out / "packed", unpacked)
+    pipeline = QwenImagePipeline.from_pretrained(unpacked).to(options.device)
+    lines = []
+    for steps in _STEPS:
+        scores = measure(
+            pipeline_draw(pipeline, steps=steps, true_cfg_scale=_SCALE),
+            reader,
+            drawings,
+            pictures=options.pictures,
+            seed=options.seed,
+        )
+        lines += [f"{steps} steps, scale {_SCALE:g}: {score.line()}" for score in scores]
+    (options.out / "scores.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    log.info("scores:\n%s", "\n".join(lines))
+    _sheet(pipeline_draw(pipeline, steps=_STEPS[0], true_cfg_scale=_SCALE), drawings).save(options.out / "sheet.png")
+
+
+def _sheet(drawer: Draw, drawings: Drawings, rows: int = 8) -> Any:
+    """Drawings of things spread over all names, some beside each other."""
+    from PIL import Image
+
+    things, count = len(drawings.names), rows * rows
+    scenes = [
+        Scene(
+            thing=place * things // count,
+            right=(place * things // count + things // 3) % things if place % 4 == 3 else None,
+            size=0 if place % 4 == 3 else place % len(SIZES),
+            background=place % len(BACKGROUNDS),
+        )
+        for place in range(count)
+    ]
+    pixels = drawer([plain(scene, drawings) for scene in scenes], range(count))
+    side = pixels.shape[-1]
+    sheet = Image.new("RGB", (rows * side, rows * side))
+    for place, picture in enumerate(pixels.clamp(-1, 1).add(1).mul(127.5).round().byte().cpu()):
+        tile = Image.fromarray(picture.permute(1, 2, 0).numpy())
+        sheet.paste(tile, (place % rows * side, place // rows * side))
+    return sheet
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--drawings", type=Path, help="what another run saved; else rendered from the emoji font")
+    parser.add_argument("--seconds", type=float, default=360, help="of training, all parts together")
+    parser.add_argument("--scenes", type=int, default=200_000)
+    parser.add_argument("--batch", type=int, default=1024)
+    parser.add_argument("--pictures", type=int, default=512, help="of each score")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The VAE: trained on stills, for which every filter over time has but one entry that acts."""
+
+import logging
+import random
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from training.budget import moments
+from training.nano_image.captions import draw_scene
+from training.nano_image.drawings import Drawings
+from training.nano_image.layout import vae as new_vae
+from training.nano_image.scenes import Painter
+
+log = logging.getLogger(__name__)
+_RATE = 2e-3
+_KL = 2e-4  # a nat a latent value, against the mean absolute error
+_EDGES = 0.5
+
+
+def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int) -> Any:
+    """A VAE, float32, with the mean and deviation of its latents in its configuration."""
+    from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
+
+    torch.manual_seed(seed)
+    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    model = new_vae().to(device)
+    for conv in model.modules():
+        if isinstance(conv, QwenImageCausalConv3d):
+            conv.forward = partial(_still, conv)
+    optimizer = torch.optim.AdamW(model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=1e-4)
+    for now in moments(seconds):
+        scenes = [draw_scene(chance, drawings, pairs=0.4, unseen=False) for _ in range(batch)]
+        pixels = painter.paint(scenes, generator)
+        optimizer.param_groups[0]["lr"] = now.rate(_RATE)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            mean, spread = moments_of(model, pixels)
+            drawn = decode(model, mean + torch.exp(0.5 * spread) * torch.randn_like(mean))
+        kl = 0.5 * (mean.float() ** 2 + spread.float().exp() - 1 - spread.float()).mean()
+        loss = (drawn.float() - pixels).abs().mean() + _EDGES * _edge_error(drawn.float(), pixels) + _KL * kl
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if now.step % 250 == 0:
+            log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
+    return _finished(model, drawings, painter, seed)
+
+
+def moments_of(model: Any, pixels: Any) -> tuple[Any, Any]:
+    """Mean and log variance [batch, channels, 1, side / 8, side / 8] of the latents of [batch, 3, side, side]."""
+    mean, spread = model.quant_conv(model.encoder(pixels[:, :, None])).chunk(2, dim=1)
+    return mean, spread.clamp(-20, 10)
+
+
+def decode(model: Any, latents: Any) -> Any:
+    """float [batch, 3, side, side]"""
+    return model.decoder(model.post_quant_conv(latents))[:, :, 0]
+
+
+def _still(conv: Any, pixels: Any, cache_x: object = None) -> Any:
+    """What the filter does with a single frame: frames before it are 0, so that only its last entry acts."""
+    padding = (conv._padding[2], conv._padding[0])
+    return F.conv2d(pixels[:, :, 0], conv.weight[:, :, -1], conv.bias, padding=padding)[:, :, None]
+
+
+def _edge_error(drawn: Any, pixels: Any) -> Any:
+    return sum((drawn.diff(dim=dim) - pixels.diff(dim=dim)).abs().mean() for dim in (-1, -2))
+
+
+def _finished(model: Any, drawings: Drawings, painter: Painter, seed: int) -> Any:
+    """As a fresh module, without what never acted, and with its latents' statistics."""
+    chance, generator = random.Random(seed + 1), torch.Generator().manual_seed(seed + 1)
+    scenes = [draw_scene(chance, drawings, pairs=0.4, unseen=False) for _ in range(min(1024, 4 * len(drawings.names)))]
+    with torch.no_grad():
+        pixels = painter.paint(scenes, generator)
+        latents = torch.cat([moments_of(model, part)[0] for part in pixels.split(64)])
+        error = torch.cat([decode(model, part) for part in latents.split(64)]).clamp(-1, 1) - pixels
+        log.info("vae: %.1f dB of peak signal over noise", 10 * torch.log10(4 / error.square().mean()).item())
+        for parameter in model.parameters():
+            if parameter.ndim == 5:
+                parameter[:, :, :-1] = 0
+    values = latents.transpose(0, 1).flatten(1)
+    done = new_vae(values.mean(1).tolist(), values.std(1).tolist())
+    done.load_state_dict(model.state_dict())
+    return done.to(latents.device).eval()
