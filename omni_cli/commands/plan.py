@@ -12,6 +12,11 @@ from omni_cli.plan.devices import Inventory, visible_devices
 from omni_cli.plan.explain import explain
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, StagePlan
 from omni_cli.table import stdout, table
+from stages.messages import REQUEST
+
+_MODES = """
+complete: the consumer starts at the end of its producer, with all of it; incremental: with the first message. Which it
+is stands in pipeline.stages.STAGE.inputs.PRODUCER; a stage that needs the whole (a waveform, say) takes it complete"""
 
 app = typer.Typer()
 
@@ -55,6 +60,8 @@ def _print(loaded: LoadedConfig, planned: ExecutionPlan) -> None:
     console.print(table(header, (_stage(stage, planned) for stage in planned.stages)))
     console.print()
     console.print(table(("edge", "mode", "connector", "slots", "ring"), _edges(planned)))
+    if any(edge.producer != REQUEST for stage in planned.stages for edge in stage.inputs):
+        console.print(_MODES)
     if planned.mps_devices:
         console.print(f"\nMPS daemon on {', '.join(map(str, planned.mps_devices))}: its processes run side by side")
     console.print(f"\ndigest {planned.digest}")

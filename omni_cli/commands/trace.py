@@ -1,4 +1,4 @@
-"""`omni trace`: shows a run's timeline, and checks that nothing in it went wrong. Only reads."""
+"""`omni trace`: shows a run's timeline, says why a request waits, checks that nothing went wrong. Only reads."""
 
 import json
 from typing import Annotated
@@ -11,7 +11,8 @@ from omni_cli.trace.check import check as find
 from omni_cli.trace.reader import TraceReader, find_trace
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
-from omni_cli.trace.summary import RequestSummary, RunSummary, summarise
+from omni_cli.trace.summary import OPEN, RequestSummary, RunSummary, summarise
+from omni_cli.trace.why import ending, moment
 
 MAX_PRINTED = 50  # findings; most are consequences of the first few
 
@@ -46,6 +47,28 @@ def show_trace(
     show(Console(), summary, requests)
 
 
+@app.command("why")
+def why_trace(
+    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request's id, as `omni trace show` names it.")],
+    run: Run = "latest",
+    at_ms: Annotated[
+        float | None, typer.Option("--at", metavar="MS", min=0, help="So long after its admission; else at the end.")
+    ] = None,
+) -> None:
+    """What a request waits for, in a paragraph: not submitted, data, a slot, its steps, or to be routed."""
+    reader = TraceReader(find_trace(run, OUTPUTS))
+    chosen = _chosen(summarise(reader), request, "REQUEST ")[-1]
+    after_ns = None if at_ms is None else round(at_ms * 1e6)
+    if chosen.status != OPEN and (after_ns is None or after_ns >= chosen.total_ns):
+        typer.echo(ending(chosen))
+        return
+    state = moment(reader, request, after_ns)
+    record = state.find(request) if state is not None else None
+    if state is None or record is None:
+        raise TraceError(f"{reader.path}: has no run_started, which says what the stages are")
+    typer.echo(state.why(record))
+
+
 @app.command("check")
 def check_trace(run: Run = "latest") -> None:
     """Folds the events through the lifecycle tables and the lease ledger. Exit code 1 if anything is wrong."""
@@ -63,7 +86,7 @@ def check_trace(run: Run = "latest") -> None:
     typer.echo(f"{path}: clean")
 
 
-def _chosen(summary: RunSummary, request_id: str | None) -> list[RequestSummary]:
+def _chosen(summary: RunSummary, request_id: str | None, option: str = "--request ") -> list[RequestSummary]:
     requests = list(summary.requests.values())
     if request_id is None:
         return requests
@@ -71,5 +94,5 @@ def _chosen(summary: RunSummary, request_id: str | None) -> list[RequestSummary]
     if not chosen:
         names = ", ".join(plain(request.request_id) for request in requests[:10]) or "none"
         more = f" and {len(requests) - 10} more" if len(requests) > 10 else ""
-        raise TraceError(f"--request {plain(request_id)}: no such request in the trace; it has {names}{more}")
+        raise TraceError(f"{option}{plain(request_id)}: no such request in the trace; it has {names}{more}")
     return chosen

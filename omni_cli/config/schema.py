@@ -166,6 +166,8 @@ class ServeConfig(ConfigModel):
     """How long fetching one medium may take."""
     media_root: Text | None = None
     """Folder below which `file:` URLs may read; null is nowhere."""
+    debug_requests: Flag = False
+    """Answer `GET /debug/requests` with what each request in flight waits for; it names the ids of all clients."""
     log_prompts: Flag = False
     """Write the text of requests to the log."""
 

@@ -17,6 +17,8 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.chunk_stream import ChunkStream
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.heap import settled_heap
+from omni_cli.runtime.leases import LeaseLedger
+from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
 from omni_cli.runtime.processes import Processes
@@ -118,6 +120,11 @@ class OmniEngine:
     def failure(self) -> Exception | None:
         """The fault of the runtime after which no request is taken on any more."""
         return self._failure
+
+    @property
+    def state(self) -> tuple[Lifecycle, LeaseLedger]:
+        """Where every request and every slot is, to be read between two turns of the loop."""
+        return self._orchestrator.lifecycle, self._orchestrator.ledger
 
     def check(self, request: OmniRequest) -> None:
         """InputError for what this deployment cannot do; nothing has been taken on then."""

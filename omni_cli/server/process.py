@@ -38,6 +38,7 @@ from omni_cli.server.timelines import Timelines
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
 from omni_cli.trace.summary import type_of
+from omni_cli.trace.why import LastHeard
 
 log = logging.getLogger("omni.server")
 
@@ -69,7 +70,9 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
                 held.callback(recorder.close)
             metrics, timelines = Metrics(), Timelines()
             prompts = PromptTokens(frozenset(stage.name for stage in plan.entries))
-            listener = Fanout(*([recorder] if recorder is not None else []), metrics, prompts, timelines)
+            heard = LastHeard()
+            watching = [heard] if serve.debug_requests else []
+            listener = Fanout(*([recorder] if recorder else []), metrics, prompts, timelines, *watching)
             run_id = secrets.token_hex(4)
             specs = stage_specs(plan, run_id, media_bytes=serve.media_ring_bytes if plan.media else 0)
             stages = lifetime(
@@ -81,7 +84,7 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
             )
             with Starting(listening):
                 running = held.enter_context(stages)
-            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts, timelines=timelines)
+            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts, timelines=timelines, heard=heard)
             asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
     return interrupts.exit_code or 1
 
@@ -110,6 +113,7 @@ class _Seen:
     metrics: Metrics
     prompts: PromptTokens
     timelines: Timelines
+    heard: LastHeard
 
 
 async def _serve(
@@ -132,6 +136,7 @@ async def _serve(
             metrics=seen.metrics,
             prompts=seen.prompts,
             timelines=seen.timelines,
+            heard=seen.heard,
             max_buffered_bytes=serve.max_buffered_bytes,
         )
         server = _Server(uvicorn.Config(

@@ -16,6 +16,7 @@ from omni_cli.server.admission import Admission
 from omni_cli.server.errors import ApiError
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.timelines import Timelines
+from omni_cli.trace.why import LastHeard
 
 log = logging.getLogger("omni.server")
 
@@ -35,6 +36,8 @@ class Service:
     max_buffered_bytes: int
     live: set[str] = field(default_factory=set)
     """The ids of the requests that the engine works on."""
+    heard: LastHeard = field(default_factory=LastHeard)
+    """Listens where `serve.debug_requests` is on."""
     sessions: int = 0
     """Realtime sessions that are open."""
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from omni_cli.trace.batches import Batches
+from omni_cli.trace.split import split
 from omni_cli.trace.summary import EdgeFlow, OutputFlow, ProcessSummary, RequestSummary, RunSummary, StageSpan
 
 
@@ -66,6 +67,7 @@ def _request(request: RequestSummary, start_ns: int) -> dict[str, Any]:
         "total_ms": _ms(request.total_ns),
         "ttft_ms": _ms(request.ttft_ns),
         "ttfa_ms": _ms(request.ttfa_ns),
+        "spent": [{"on": kind, "stage": stage or None, "ms": _ms(ns)} for (kind, stage), ns in split(request).items()],
         "stages": [_stage(request, span, start_ns) for span in request.stages.values()],
         "edges": [_edge(edge) for edge in request.edges.values()],
         "outputs": [_output(request, output) for output in request.outputs.values()],

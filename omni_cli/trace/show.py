@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from omni_cli.trace.batches import Batches
+from omni_cli.trace.split import KINDS, Level, levels
 from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan, type_of
 from omni_cli.trace.timeline import MARKS, QUEUE, RUN, STALL, STYLES, WAIT, Phase, Timeline
 
@@ -25,6 +26,8 @@ def show(console: Console, run: RunSummary, requests: Sequence[RequestSummary]) 
         console.print(_processes(run))
     for batches in run.stages.values():
         console.print(Text(plain(_batches(batches)), overflow="fold"))
+    if len(requests) > 1:
+        console.print(*_levels(requests))
     if len(requests) > DETAILED:
         console.print(_overview(requests))
         console.print(Text("--request ID shows one of them in full", style="dim"))
@@ -118,6 +121,37 @@ def _overview(requests: Sequence[RequestSummary]) -> Table:
             f"{max(rtfs):.3f}" if rtfs else "-",
         )
     return table
+
+
+def _levels(requests: Sequence[RequestSummary]) -> Iterator[RenderableType]:
+    """What the mean latency was spent on, by the load."""
+    found = levels(requests)
+    if not found:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("in flight", "requests", "mean", *KINDS):
+        table.add_column(name, justify="right", overflow="ellipsis", no_wrap=True)
+    for level in found:
+        spent = (duration(level.mean_ns(kind)) for kind in KINDS)
+        table.add_row(level.name, str(level.requests), duration(level.mean_total_ns), *spent)
+    yield table
+    yield Text(plain(growth(found)), overflow="fold")
+
+
+def growth(found: Sequence[Level]) -> str:
+    """What the latency at the worst load is spent on; where that is not the lowest, what it is more than there."""
+    first, last = found[0], max(found, key=lambda level: level.mean_total_ns)
+    more_ns = last.mean_total_ns - first.mean_total_ns
+    means = {share: ns / last.requests for share, ns in last.shares.items()}
+    head = f"with {last.name} in flight a request takes {duration(last.mean_total_ns)}"
+    if more_ns > 0:
+        means = {share: ns - first.shares[share] / first.requests for share, ns in means.items()}
+        head = f"from {first.name} to {last.name} in flight the mean grows by {duration(more_ns)}"
+    largest = sorted(means.items(), key=lambda item: -item[1])[:2]
+    words = (
+        f"{duration(round(ns))} {kind}{f' in {stage}' if stage else ''}" for (kind, stage), ns in largest if ns > 0
+    )
+    return f"{head}, most of it " + " and ".join(words)
 
 
 def _status(status: str) -> Text:

@@ -89,7 +89,8 @@ class StageSpan:
 
 @dataclass(slots=True)
 class EdgeFlow:
-    """The stream of one request over one edge. `hand_off_ns` sums put to got over the `got` messages."""
+    """The stream of one request over one edge. `hand_off_ns` sums put to got over the `got` messages, `flights` has
+    the (put, got) of each."""
 
     producer: str
     consumer: str
@@ -98,6 +99,7 @@ class EdgeFlow:
     got: int = 0
     hand_off_ns: int = 0
     pending: dict[int, int] = field(default_factory=dict)
+    flights: list[tuple[int, int]] = field(default_factory=list)
 
     def put(self, seq: int, nbytes: int, now: int) -> None:
         self.messages += 1
@@ -111,6 +113,7 @@ class EdgeFlow:
             return None
         self.got += 1
         self.hand_off_ns += now - put_ns
+        self.flights.append((put_ns, now))
         return now - put_ns
 
     @property

@@ -19,7 +19,7 @@ def media_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory, media_root: Path) -> Iterator[Server]:
-    words = (f"serve.media_root={media_root}", "serve.max_image_pixels=1000000")
+    words = (f"serve.media_root={media_root}", "serve.max_image_pixels=1000000", "serve.debug_requests=true")
     with serving(*words, cwd=tmp_path_factory.mktemp("server")) as one:
         yield one
 

@@ -90,6 +90,11 @@ def test_without_a_key_that_is_known_nobody_is_let_in(header):
     assert done.headers["www-authenticate"] == "Bearer"
 
 
+def test_a_route_that_is_off_names_its_key():
+    done = ask(app(), "GET", "/debug/requests")
+    assert (done.status_code, "serve.debug_requests=true" in done.json()["error"]["message"]) == (404, True)
+
+
 @pytest.mark.parametrize("key", ["secret", "other"])
 def test_every_key_lets_in_and_health_needs_none(key):
     guarded = app(keys=("secret", "other"))

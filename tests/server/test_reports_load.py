@@ -100,6 +100,11 @@ def test_a_client_that_leaves_frees_every_stage(server, stream):
     begun_ns = time.monotonic_ns()
     client = raw(server, stream=stream, **ENDLESS)
     since(server, begun_ns, "scheduled", "talker.0")
+    (told,) = httpx.get(f"{server.url}/debug/requests", timeout=30).json()["requests"]
+    assert told["stages"] == {"thinker.0": "finished", "talker.0": "running"}
+    assert "text has ended, but a request ends with the last of its outputs. audio has 0 units so far" in told["why"]
+    assert "nothing has come from talker. code2wav takes talker `complete`" in told["why"]
+    assert re.search("talker.0 is running it, at unit [0-9]+, last heard of [0-9.]+ (us|ms|s) before", told["why"])
     left_ns = time.monotonic_ns()
     client.close()
     assert since(server, left_ns, "stage_cancelled", "talker.0")["talker.0"] < 2

@@ -1,0 +1,92 @@
+import pytest
+
+from omni_cli.runtime.events import ProcessDead
+from omni_cli.runtime.lifecycle import OUTPUT_ENDED, REQUEST_ENDED
+from omni_cli.trace.show import growth
+from omni_cli.trace.split import levels, split
+from omni_cli.trace.summary import RequestSummary, StageSpan, summarise
+from omni_cli.trace.why import ending, moment
+from tests.trace.scenarios import SCENARIOS
+
+SEED = 3  # one with which the request is still there when it is cancelled, and when a process is killed
+STATES = {
+    "not submitted": "It was not submitted to thinker",
+    "on its way": "It is on its way to thinker.0",
+    "not submitted for want of data": "It was not submitted to talker: nothing has come from thinker",
+    "done, not routed": "is done with a message for talker, but it was not routed there yet",
+    "waiting for data": "talker.0 has it and waits for data: 0 of the 1 messages put by thinker were read",
+    "waiting for a slot": "has all that it needs to start and waits for a slot",
+    "running": "talker.0 is running it, at unit 1, last heard of",
+    "output done, not routed": "audio is complete (3 units) and was not routed to the caller yet",
+    "text without the rest": "text has ended, but a request ends with the last of its outputs. audio has",
+    "needs the whole": "talker takes thinker `complete` (pipeline.stages.talker.inputs.thinker)",
+    "slots": "of the slots in its ring are not read by",
+    "cancelled": "was told to let go of it and has not answered",
+    "died": "has died with it",
+}
+
+
+def paragraphs(name: str) -> list[str]:
+    """What is said of every request of a scenario at every moment of its life; each open output is in it."""
+    trace, found = SCENARIOS[name](SEED), []
+    deaths = [line.event.t_ns for line in trace if isinstance(line.event, ProcessDead)]
+    for request in summarise(trace).requests.values():
+        ns = {*range(0, request.total_ns + 40, 5), *(t - request.admitted_ns for t in deaths)}
+        for after_ns in ns:
+            state = moment(trace, request.request_id, after_ns)
+            record = state.find(request.request_id)
+            said = state.why(record)
+            if record.state not in REQUEST_ENDED:
+                assert all(f"{m} " in said for m, o in record.outputs.items() if o.state not in OUTPUT_ENDED)
+            found.append(said)
+    return found
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    return "\n".join(line for name in SCENARIOS for line in paragraphs(name))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_told(said, state):
+    assert STATES[state] in said
+
+
+def test_without_a_moment_the_end_of_the_trace_counts():
+    trace = SCENARIOS["finished"](1)
+    cut = trace[: len(trace) // 2]
+    state = moment(cut, "r1", None)
+    assert state.why(state.find("r1")).startswith("r1 was admitted")
+    assert moment(cut[1:], "r1", None) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("failed", "Boom in stage"), ("cancelled", "asked for"), ("expired", "not done after timeout_s")],
+)
+def test_an_end_is_told_with_its_reason(name, text):
+    ends = [ending(request) for request in summarise(SCENARIOS[name](SEED)).requests.values()]
+    assert any(text in end for end in ends)
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_split_adds_up(name):
+    for request in summarise(SCENARIOS[name](1)).requests.values():
+        assert sum(split(request).values()) == request.total_ns
+
+
+def request(at_ns: int, wait_ns: int) -> RequestSummary:
+    """10 ns on the way in, a wait, then two steps of 100 ns with 5 ns between, and 1 ns on the way out."""
+    ready = at_ns + 10 + wait_ns
+    span = StageSpan("a", "a.0", at_ns, ready + 205, ready_ns=at_ns + 10, scheduled_ns=ready, status="finished")
+    span.steps += [(ready, ready + 100), (ready + 105, ready + 205)]
+    return RequestSummary(at_ns, "r", at_ns, ready + 206, status="finished", stages={"a": span})
+
+
+def test_what_grows_with_the_load_is_named():
+    alone = request(10_000, 0)
+    assert split(alone) == {("hand-off", "a"): 10, ("run", "a"): 200, ("stall", "a"): 5, ("output", ""): 1}
+    low, high = levels([alone, *(request(0, 300) for _ in range(4))])
+    assert (low.name, low.requests, low.mean_total_ns) == ("1", 1, 216)
+    assert (high.name, high.requests, high.mean_ns("run")) == ("4-7", 4, 200)
+    assert growth([low, high]) == "from 1 to 4-7 in flight the mean grows by 0 us, most of it 0 us wait in a"
