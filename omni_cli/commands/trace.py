@@ -1,6 +1,8 @@
 """`omni trace`: shows a run's timeline, says why a request waits, checks that nothing went wrong. Only reads."""
 
 import json
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -67,6 +69,38 @@ def why_trace(
     if state is None or record is None:
         raise TraceError(f"{reader.path}: has no run_started, which says what the stages are")
     typer.echo(state.why(record))
+
+
+class Format(StrEnum):
+    PERFETTO = "perfetto"
+    OTLP_JSON = "otlp-json"
+
+
+_SUFFIXES = {Format.PERFETTO: ".pftrace", Format.OTLP_JSON: ".otlp.json"}
+
+
+@app.command("export")
+def export_trace(
+    run: Run = "latest",
+    format: Annotated[Format, typer.Option(help="For ui.perfetto.dev, or for OpenTelemetry.")] = Format.PERFETTO,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Default: beside the trace.")] = None,
+) -> None:
+    """Write a run for another viewer: processes, requests, steps, arrows along the edges, counters."""
+    from omni_cli.trace.export_otlp import otlp
+    from omni_cli.trace.export_perfetto import write_perfetto
+
+    reader = TraceReader(find_trace(run, OUTPUTS))
+    summary = summarise(reader)
+    path = out or reader.path.with_suffix(_SUFFIXES[format])
+    try:
+        with path.open("wb") as file:
+            if format is Format.PERFETTO:
+                write_perfetto(file, reader, summary)
+            else:
+                file.write(json.dumps(otlp(summary)).encode())
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be written: {error.strerror}") from error
+    typer.echo(path)
 
 
 @app.command("check")
