@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from omni_cli.artifacts.run_folder import OUTPUTS
+from omni_cli.commands import trace_replay
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
 from omni_cli.trace.reader import TraceReader, find_trace
@@ -21,6 +22,7 @@ MAX_PRINTED = 50  # findings; most are consequences of the first few
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Show a run's timeline, or check that nothing went wrong."
 )
+app.add_typer(trace_replay.app)
 
 Run = Annotated[
     str,

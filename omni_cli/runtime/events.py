@@ -69,7 +69,8 @@ class ProcessDead:
 class RequestAdmitted:
     """A request is taken on. `outputs` are the modalities it asked for, `stages` all stages it will pass.
 
-    `traceparent` places it in a trace of the caller's own (W3C Trace Context), if that was given.
+    `media`: it brings decoded media. `traceparent` places it in a trace of the caller's own (W3C Trace Context), if
+    that was given.
     """
 
     t_ns: int
@@ -79,6 +80,7 @@ class RequestAdmitted:
     outputs: tuple[str, ...]
     stages: tuple[str, ...]
     timeout_s: float | None
+    media: bool = False
     traceparent: str | None = None
 
 

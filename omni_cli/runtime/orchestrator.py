@@ -123,7 +123,8 @@ class Orchestrator:
 
     def admit(self, uid: int, request: OmniRequest) -> None:
         """Takes a valid request on; it enters its first stages with the next turns. `uid` is never used twice."""
-        route = self._router.route(frozenset(request.outputs), bool(request.media.tensors))
+        media = bool(request.media.tensors)
+        route = self._router.route(frozenset(request.outputs), media)
         self._flights[uid] = Flight(request=request, route=route)
         self._emit(
             events.RequestAdmitted(
@@ -134,6 +135,7 @@ class Orchestrator:
                 outputs=request.outputs,
                 stages=tuple(route.stages),
                 timeout_s=request.timeout_s,
+                media=media,
                 traceparent=request.traceparent,
             )
         )

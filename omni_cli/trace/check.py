@@ -37,21 +37,37 @@ class Finding:
     text: str
 
 
-def check(events: Iterable[TraceEvent]) -> list[Finding]:
-    """All findings, in the order of their lines; none for a sound trace of a run that was brought to its end.
+class Checked:
+    """The events of a trace, passed on one by one; `findings` has what cannot be right in those passed so far.
 
-    A trace that stops before `run_finished` gets the finding `truncated at ...` in place of all that is missing.
+    In the order of their lines, complete after the last one; none for a sound trace of a run that was brought to its
+    end. A trace that stops before `run_finished` gets the finding `truncated at ...` in place of all that is missing.
     """
-    trial = _Trial()
-    findings = []
-    line, last = 0, None
-    for line, last in enumerate(events, start=1):
-        findings += [Finding(line=line, text=text) for text in trial.see(last)]
-    if last is None:
-        return [Finding(line=0, text="truncated at the start: the trace is empty")]
-    if isinstance(last.event, RunFinished):
-        return findings + [Finding(line=line, text=text) for text in trial.end()]
-    return [*findings, Finding(line=line, text=f"truncated at {name_of(last)}")]
+
+    def __init__(self, events: Iterable[TraceEvent]) -> None:
+        self._events = events
+        self.findings: list[Finding] = []
+
+    def __iter__(self) -> Iterator[TraceEvent]:
+        trial = _Trial()
+        line, last = 0, None
+        for line, last in enumerate(self._events, start=1):
+            self.findings += [Finding(line=line, text=text) for text in trial.see(last)]
+            yield last
+        if last is None:
+            self.findings.append(Finding(line=0, text="truncated at the start: the trace is empty"))
+        elif isinstance(last.event, RunFinished):
+            self.findings += [Finding(line=line, text=text) for text in trial.end()]
+        else:
+            self.findings.append(Finding(line=line, text=f"truncated at {name_of(last)}"))
+
+
+def check(events: Iterable[TraceEvent]) -> list[Finding]:
+    """All findings of a trace."""
+    checked = Checked(events)
+    for _ in checked:
+        pass
+    return checked.findings
 
 
 def name_of(line: TraceEvent) -> str:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, fields, replace
 
-from omni_cli.runtime.events import ProcessDead, RunFinished, StageSubmitted
+from omni_cli.runtime.events import CONTROL, ProcessDead, ProcessStarted, RunFinished, RunStarted, StageSubmitted
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     MessageGot,
@@ -67,6 +67,13 @@ def give_away(trace: list[TraceEvent], rng: random.Random) -> tuple[int, TraceEv
             if other is not None:
                 changes.append(replace(line, event=replace(line.event, **{field.name: other})))
         return place, rng.choice(changes)
+
+
+def is_decision(line: TraceEvent) -> bool:
+    """Whether the orchestrator says it, not a stage and not the launcher."""
+    launched = isinstance(line.event, RunStarted | RunFinished | ProcessStarted)
+    stopped = isinstance(line.event, ProcessDead) and line.event.expected
+    return line.source == CONTROL and not launched and not stopped
 
 
 def sources_of(lines: list[TraceEvent]) -> set[str]:

@@ -2,15 +2,14 @@
 
 from collections.abc import Callable
 
-from omni_cli.trace.codec import TraceEvent
 from stages.payload import Payload, Tensor
-from tests.trace.simulated_run import SimulatedRun
+from tests.trace.simulated_run import SimulatedRun, TraceOfPlan
 from tests.unit.omni_cli.runtime.simulation import DIAMOND, DIAMOND_OUTPUTS, LINE, LINE_OUTPUTS
 
 IMAGE = Payload(tensors=(Tensor(name="media0", dtype="uint8", shape=(3,), data=memoryview(b"rgb")),))
 
 
-def finished(seed: int) -> list[TraceEvent]:
+def finished(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed)
     for uid in (1, 2, 3):
         run.admit(uid, outputs=("text",) if uid == 2 else ("text", "audio"))
@@ -18,7 +17,7 @@ def finished(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def whole_payloads(seed: int) -> list[TraceEvent]:
+def whole_payloads(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=False, seed=seed, replicas=2, media=True)
     for uid in (1, 2, 3):
         run.admit(uid, media=IMAGE if uid != 2 else None)
@@ -26,7 +25,7 @@ def whole_payloads(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def failed(seed: int) -> list[TraceEvent]:
+def failed(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed)
     for uid in (1, 2, 3):
         run.admit(uid)
@@ -35,7 +34,7 @@ def failed(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def cancelled(seed: int) -> list[TraceEvent]:
+def cancelled(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed)
     for uid in (1, 2, 3):
         run.admit(uid)
@@ -46,7 +45,7 @@ def cancelled(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def expired(seed: int) -> list[TraceEvent]:
+def expired(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed)
     run.admit(1, timeout_s=1e-6)
     run.admit(2)
@@ -57,7 +56,7 @@ def expired(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def killed(seed: int) -> list[TraceEvent]:
+def killed(seed: int) -> TraceOfPlan:
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=2)
     for uid in (1, 2, 3, 4):
         run.admit(uid)
@@ -66,7 +65,7 @@ def killed(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-def dag(seed: int) -> list[TraceEvent]:
+def dag(seed: int) -> TraceOfPlan:
     run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, incremental=True, seed=seed)
     for uid in (1, 2, 3):
         run.admit(uid, outputs=("text", "left", "sum") if uid != 2 else ("sum",))
@@ -74,6 +73,6 @@ def dag(seed: int) -> list[TraceEvent]:
     return run.finish()
 
 
-SCENARIOS: dict[str, Callable[[int], list[TraceEvent]]] = {
+SCENARIOS: dict[str, Callable[[int], TraceOfPlan]] = {
     f.__name__: f for f in (finished, whole_payloads, failed, cancelled, expired, killed, dag)
 }

@@ -4,8 +4,10 @@ It is driven by a seeded random order of whatever can happen next, so that reque
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import CONTROL, ProcessDead, ProcessStarted, RunFinished, RunStarted
 from omni_cli.trace.codec import SCHEMA, TraceEvent
 from stages.errors import ErrorInfo
@@ -161,6 +163,14 @@ class StreamStage(SimStage):
         return PayloadRef(**what, segment=f"omni-{self.process}-{consumer}", slot=slot), lease
 
 
+class TraceOfPlan(list[TraceEvent]):
+    """The lines, and the plan that they were made by."""
+
+    def __init__(self, lines: Iterable[TraceEvent], plan: ExecutionPlan) -> None:
+        super().__init__(lines)
+        self.plan = plan
+
+
 class AudioPort:
     def get(self, ref: PayloadRef) -> Payload:
         return Payload()
@@ -186,7 +196,7 @@ class SimulatedRun(World):
             schema=SCHEMA,
             run_id="r",
             recipe="test",
-            plan_digest="0",
+            plan_digest=self.plan.digest,
             stages=tuple(graph),
             edges=tuple((producer, consumer, mode) for (producer, consumer), mode in modes.items()),
             outputs=tuple(outputs.items()),
@@ -207,7 +217,7 @@ class SimulatedRun(World):
         while any(stage.busy for stage in self.stages.values()):
             self.some(20)
 
-    def finish(self) -> list[TraceEvent]:
+    def finish(self) -> TraceOfPlan:
         self.run()
         assert self.orchestrator.idle
         for process in self.stages:
@@ -215,4 +225,5 @@ class SimulatedRun(World):
                 (CONTROL, ProcessDead(t_ns=self.tick(), process=process, expected=True, cause="exit code 0"))
             )
         self.events.append((CONTROL, RunFinished(t_ns=self.tick(), live_slots=0, events=len(self.events))))
-        return [TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(self.events)]
+        lines = (TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(self.events))
+        return TraceOfPlan(lines, self.plan)

@@ -1,5 +1,7 @@
-"""The check on whole traces: sound ones are clean, cut ones are truncated, and damaged ones are found out."""
+"""Check and replay on whole traces: sound ones are clean and decided alike, cut ones are truncated, and damaged ones
+are found out."""
 
+import functools
 import random
 from dataclasses import replace
 
@@ -8,28 +10,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cli.runtime.events import RequestCancelled, RequestFailed, RequestFinished, RunFinished
-from omni_cli.trace.check import check, name_of
+from omni_cli.trace.check import Checked, check, name_of
 from omni_cli.trace.codec import decode, encode
+from omni_cli.trace.replay import Replay
 from stages.events import StageFinished
-from tests.trace.mutations import KINDS, mutate, only_ordinals_show, renumber
+from tests.trace.mutations import KINDS, is_decision, mutate, only_ordinals_show, renumber
 from tests.trace.scenarios import IMAGE, SCENARIOS
-from tests.trace.simulated_run import SimulatedRun
+from tests.trace.simulated_run import SimulatedRun, TraceOfPlan
 from tests.unit.omni_cli.runtime.simulation import DIAMOND, DIAMOND_OUTPUTS
 
 everything = pytest.mark.parametrize("scenario", SCENARIOS)
 
 
+@functools.cache
+def sound(scenario: str, seed: int) -> TraceOfPlan:
+    return SCENARIOS[scenario](seed)
+
+
 @everything
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sound_trace_is_clean(scenario, seed):
-    trace = SCENARIOS[scenario](seed)
-    written = [decode(encode(line.source, line.ordinal, line.event)) for line in trace]
-    assert check(written) == []
+def test_a_sound_trace_is_clean_and_decided_alike(scenario, seed):
+    trace = sound(scenario, seed)
+    written = Checked([decode(encode(line.source, line.ordinal, line.event)) for line in trace])
+    replay = Replay(trace.plan, written)
+    assert replay.run() == []
+    assert written.findings == []
+    assert replay.decisions == sum(map(is_decision, trace))
 
 
 def test_the_scenarios_end_in_every_way():
     ends = {
-        scenario: {type(line.event) for seed in range(5) for line in SCENARIOS[scenario](seed)}
+        scenario: {type(line.event) for seed in range(5) for line in sound(scenario, seed)}
         & {RequestFinished, RequestFailed, RequestCancelled}
         for scenario in SCENARIOS
     }
@@ -40,9 +51,11 @@ def test_the_scenarios_end_in_every_way():
 
 @everything
 def test_a_trace_that_stops_anywhere_is_truncated_and_nothing_else(scenario):
-    trace = SCENARIOS[scenario](0)
+    trace = sound(scenario, 0)
     for length in range(1, len(trace)):
-        (finding,) = check(trace[:length])
+        cut = Checked(trace[:length])
+        assert Replay(trace.plan, cut).run() == []
+        (finding,) = cut.findings
         assert finding.line == length
         assert finding.text == f"truncated at {name_of(trace[length - 1])}"
 
@@ -55,17 +68,24 @@ def test_an_empty_trace_is_truncated():
 @everything
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_200_damaged_traces_every_one_is_found_out(scenario, kind):
-    """Also when ordinals and counts were made to fit, but for the few that may have been."""
+    """Also when ordinals and counts were made to fit, but for the few that may have been. Damage to what was decided
+    is shown by the decisions alone."""
     rng = random.Random(f"{scenario} {kind}")
-    missed = 0
+    missed = decided_alike = 0
     for number in range(50):
-        trace = SCENARIOS[scenario](number % 10)
+        trace = sound(scenario, number % 10)
         mutation = mutate(trace, kind, rng)
         assert check(mutation.trace), mutation.said
-        if not check(renumber(mutation.trace)):
+        damaged = Checked(renumber(mutation.trace))
+        differs = Replay(trace.plan, damaged).run()
+        if not differs and not damaged.findings:
             assert only_ordinals_show(mutation, trace), mutation.said
             missed += 1
+        if not differs and is_decision(trace[mutation.places[0]]):
+            assert kind == "swap", mutation.said  # a request that enters a little earlier or later, as there is room
+            decided_alike += 1
     assert missed <= 1, "what only the ordinals show is rare"
+    assert decided_alike <= 1
 
 
 ACTIONS = st.lists(
@@ -107,18 +127,20 @@ def test_whatever_happens_the_trace_is_clean(actions, replicas, media, increment
             run.deliver()
         elif what == "kill" and number < len(processes):
             run.kill(process)
-    assert check(run.finish()) == []
+    written = Checked(run.finish())
+    assert Replay(run.plan, written).run() == []
+    assert written.findings == []
 
 
 def test_slots_that_the_rings_still_have_in_use_are_reported():
-    *trace, last = SCENARIOS["finished"](0)
+    *trace, last = sound("finished", 0)
     assert isinstance(last.event, RunFinished)
     (finding,) = check([*trace, replace(last, event=replace(last.event, live_slots=2))])
     assert finding.text.startswith("2 slots are in use in the rings at the end, the trace accounts for 0")
 
 
 def test_units_that_do_not_add_up_are_reported():
-    trace = SCENARIOS["finished"](0)
+    trace = list(sound("finished", 0))
     place = next(n for n, line in enumerate(trace) if isinstance(line.event, StageFinished))
     line = trace[place]
     trace[place] = replace(line, event=replace(line.event, units=9))

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.trace.check import check
-from omni_cli.trace.codec import TraceEvent
+from omni_cli.trace.check import Checked, check
 from omni_cli.trace.reader import TraceReader
+from omni_cli.trace.recorded_plan import recorded_plan
+from omni_cli.trace.replay import Replay
 from tests.integration.cli import kill, omni, start, wait_for_event
-from tests.trace.mutations import KINDS, mutate, only_ordinals_show, renumber
+from tests.trace.mutations import KINDS, is_decision, mutate, only_ordinals_show, renumber
+from tests.trace.simulated_run import TraceOfPlan
 
 WORDS = "one two three four five six"
 BATCH = (
@@ -71,17 +73,21 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[TraceEvent]]:
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TraceOfPlan]:
     found = {}
     for name, run in RUNS.items():
-        folder = run(tmp_path_factory.mktemp(name))
-        found[name] = list(TraceReader(folder / "trace.jsonl"))
+        path = run(tmp_path_factory.mktemp(name)) / "trace.jsonl"
+        found[name] = TraceOfPlan(TraceReader(path), recorded_plan(path, None))
     return found
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_real_trace_is_clean(traces, name):
-    assert check(traces[name]) == []
+def test_a_real_trace_is_clean_and_decided_alike(traces, name):
+    written = Checked(traces[name])
+    replay = Replay(traces[name].plan, written)
+    assert replay.run() == []
+    assert written.findings == []
+    assert replay.decisions == sum(map(is_decision, traces[name]))
 
 
 def test_the_runs_end_in_every_way(traces):
@@ -101,7 +107,8 @@ def test_of_200_damaged_real_traces_every_one_is_found_out(traces, name, kind):
     for _ in range(50):
         mutation = mutate(trace, kind, rng)
         assert check(mutation.trace), mutation.said
-        if not check(renumber(mutation.trace)):
+        damaged = Checked(renumber(mutation.trace))
+        if not Replay(trace.plan, damaged).run() and not damaged.findings:
             assert only_ordinals_show(mutation, trace), mutation.said
             missed += 1
     assert missed <= 5, "what only the ordinals show is rare"

@@ -15,8 +15,10 @@ def omni(tmp_path, monkeypatch):
     for name, scenario in SCENARIOS.items():
         folder = tmp_path / "outputs" / "demo" / name
         folder.mkdir(parents=True)
-        lines = (encode(line.source, line.ordinal, line.event) for line in scenario(1))
+        trace = scenario(1)
+        lines = (encode(line.source, line.ordinal, line.event) for line in trace)
         (folder / "trace.jsonl").write_text("".join(lines))
+        (folder / "plan.json").write_text(json.dumps(trace.plan.document()))
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -57,14 +59,14 @@ def test_a_torn_trace_is_truncated_and_only_that(omni, tmp_path):
 def test_a_corrupt_line_is_refused_with_its_place(omni, tmp_path):
     path = tmp_path / "outputs" / "demo" / "finished" / "trace.jsonl"
     path.write_text("{}\n" + path.read_text())
-    for verb in ("check", "show"):
+    for verb in ("check", "show", "replay"):
         code, _, err = omni(verb, "finished")
         assert code == 2
         assert err == "omni: outputs/demo/finished/trace.jsonl:1: kind: no event is called None\n"
 
 
 def test_a_run_that_is_not_there_is_refused(omni):
-    for verb in ("check", "show"):
+    for verb in ("check", "show", "replay"):
         code, _, err = omni(verb, "nowhere")
         assert code == 2
         assert "nowhere: no such file, folder or run under outputs/" in err
@@ -92,3 +94,66 @@ def test_show_gives_json(omni):
     (request,) = json.loads(out)["requests"]
     assert request["status"] == "failed"
     assert request["error"] == {"kind": "Boom", "message": "asked for", "stage": "thinker"}
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_a_replay_decides_as_recorded(omni, scenario):
+    code, out, err = omni("replay", scenario)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].endswith("all as recorded")
+
+
+def test_a_replay_shows_what_is_decided_otherwise(omni, tmp_path):
+    path = tmp_path / "outputs" / "demo" / "whole_payloads" / "trace.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    place = next(n for n, line in enumerate(lines) if '"stage_submitted"' in line)
+    assert '"process":"thinker.0"' in lines[place]
+    path.write_text("".join([*lines[:place], lines[place].replace("thinker.0", "thinker.1"), *lines[place + 1 :]]))
+    code, out, _ = omni("replay", "whole_payloads")
+    assert code == 1
+    said = out.splitlines()
+    start = next(n for n, text in enumerate(said) if f"trace.jsonl:{place + 1}: request r1, on " in text)
+    assert said[start + 1] == "  the trace:   gives it to thinker.1, which waits for request"
+    assert said[start + 2] == "  decided now: gives it to thinker.0, which waits for request"
+    code, out, _ = omni("replay", "whole_payloads", "--json")
+    first = json.loads(out)["divergences"][0]
+    assert (code, first["request"], first["line"]) == (1, "r1", place + 1)
+    assert (first["recorded"]["process"], first["decided"]["process"]) == ("thinker.1", "thinker.0")
+
+
+def test_a_replay_steps_through_a_request_and_stops_where_it_is_told(omni):
+    code, out, _ = omni("replay", "finished", "--request", "r1", "--until", "lease_granted")
+    assert code == 0
+    told = out.splitlines()
+    assert told[0].split(maxsplit=3)[3] == "takes on r1 for text, audio, by way of thinker, talker, code2wav"
+    assert "lets talker.0 read message 0 of thinker in slot 0 of thinker.0 (lease 0)" in out
+    assert "talker.0 waiting, at 0: 0 of 1 messages of thinker read, the last was put" in out
+    assert "holds slots 0 of thinker.0, which talker.0 has not given back" in out
+    assert "ring thinker.0 -> talker: 7 of 8 slots free (r1)" in out
+
+
+@pytest.mark.parametrize("until", ["0.00000002s", "20us", "7", "lease_granted"])
+def test_who_holds_what_is_there_as_json(omni, until):
+    code, out, _ = omni("replay", "finished", "--until", until, "--json")
+    state = json.loads(out)["state"]
+    assert code == 0
+    assert [process["process"] for process in state["processes"]] == ["thinker.0", "talker.0", "code2wav.0"]
+    assert {request["request"] for request in state["requests"]} <= {"r1", "r2", "r3"}
+
+
+def test_what_a_replay_needs_is_named_where_it_is_missing(omni, tmp_path):
+    folder = tmp_path / "outputs" / "demo" / "finished"
+    assert "--until 'never': is no time" in omni("replay", "finished", "--until", "never")[2]
+    assert (
+        "--request r9: no such request up to there; there is r1, r2, r3"
+        in omni("replay", "finished", "--request", "r9")[2]
+    )
+    plan = json.loads((folder / "plan.json").read_text())
+    (folder / "plan.json").write_text(json.dumps(plan | {"digest": "another"}))
+    assert "plan.json: is another plan (another) than that of trace.jsonl" in omni("replay", "finished")[2]
+    (folder / "plan.json").write_text(json.dumps(plan | {"stages": 1}))
+    assert "is not a plan that can be read" in omni("replay", "finished")[2]
+    (folder / "plan.json").unlink()
+    code, _, err = omni("replay", "finished")
+    assert code == 2
+    assert "plan.json: the run's plan is needed beside its trace" in err

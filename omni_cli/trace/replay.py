@@ -1,0 +1,297 @@
+"""Drives the live run's own Orchestrator with what a trace says that it heard, and compares what it decides.
+
+What stages tell, admissions, cancellations, deadlines, deaths and the input rings' answers are inputs, given in the
+recorded order under a clock that shows the recorded times; everything else from the control plane is a decision.
+Starts no process and touches no payload.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.events import (
+    CONTROL,
+    Event,
+    MediaPut,
+    OutputFinished,
+    ProcessDead,
+    ProcessStarted,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RunFinished,
+    RunStarted,
+    StageSubmitted,
+)
+from omni_cli.runtime.media_gate import MediaGate
+from omni_cli.runtime.orchestrator import Orchestrator
+from omni_cli.runtime.request import OmniRequest
+from omni_cli.trace.codec import KINDS, TraceEvent
+from omni_cli.trace.decisions import same, subject
+from omni_cli.trace.script import Script
+from omni_cli.trace.until import Until
+from omni_cli.trace.why import LastHeard
+from stages.errors import PayloadTooLarge
+from stages.events import StepDone, StepReport
+from stages.lease import Lease
+from stages.payload import Payload, PayloadRef, Tensor
+
+TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
+_NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
+_TURNS = 512  # inputs, after which what would have been sent is thrown away
+_MEDIA = Payload(tensors=(Tensor(name="media", dtype="uint8", shape=(0,), data=memoryview(b"")),))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """Recorded and decided are not the same. `line` counts from 1; one of the two may be missing (None).
+
+    `after` is the line of the input that it follows, `cause` that input in words.
+    """
+
+    line: int
+    t_ns: int
+    uid: int | None
+    recorded: Event | None
+    decided: Event | None
+    after: int
+    cause: str
+    note: str = ""
+
+
+class Replay:
+    """One pass over a trace. `divergences` grows as it goes; `decisions` counts what was decided as recorded."""
+
+    def __init__(self, plan: ExecutionPlan, events: Iterable[TraceEvent]) -> None:
+        self.script = Script(events)
+        self.divergences: list[Divergence] = []
+        self.decisions = 0
+        self.inputs = 0
+        self.broken = False  # the runtime itself raised: nothing can be said of what follows
+        self.whole = False
+        self.now_ns = 0
+        self.first_ns: int | None = None  # of the first admission
+        self.started: RunStarted | None = None
+        self.names: dict[int, str] = {}  # of all requests so far
+        self.uids: dict[str, int] = {}  # the latest request of each name
+        self.entering: set[int] = set()  # admitted, in no stage yet
+        self.dead: set[str] = set()
+        self.heard = LastHeard()  # told of a story only
+        self.orchestrator = Orchestrator(
+            plan,
+            clock=self._clock,
+            listener=self._hear,
+            media=MediaGate({stage.name: _InputRing(stage.name, self.script) for stage in plan.entries}),
+            output_ports={f"{s.name}.{r.index}": _OutputRing() for s in plan.stages for r in s.replicas},
+            on_chunk=lambda uid, chunk: None,
+            on_end=lambda uid, end: None,
+        )
+        self._alarm_ns: int | None = None
+        self._decided: list[Event] = []  # but not recorded, so far
+        self._cause: tuple[int, TraceEvent | None] = (0, None)
+
+    def steps(self) -> Iterator[Sequence[TraceEvent]]:
+        """Takes in one input after the other; gives its line and those of what was decided on it."""
+        while (head := self.script.head) is not None and not self.broken:
+            self.script.passed.clear()
+            try:
+                self._take(head)
+            except Exception as error:  # as in the engine: a fault of the runtime ends the run
+                self.broken = True
+                self._diverge(None, None, f"the orchestrator breaks: {type(error).__name__}: {error}")
+            yield self.script.passed
+        if self.whole and not self.broken:
+            self.orchestrator.take_turns()
+            self._settle()
+
+    def run(self) -> Sequence[Divergence]:
+        for _ in self.steps():
+            pass
+        return self.divergences
+
+    def story(self, request_id: str | None, until: Until | None) -> Iterator[TraceEvent]:
+        """Goes on to the point, or to the end, and gives what happens to the request meanwhile."""
+        for lines in self.steps():
+            uid = self.uids.get(request_id or "")
+            for line in lines:
+                self.heard(line.source, line.event)
+            own = [line for line in lines if uid is not None and _about(line.event, uid)]
+            yield from own
+            start_ns = self.started.t_ns if self.started is not None else 0
+            if until is not None and until.here(own if request_id else lines, self.script.head, start_ns):
+                return
+
+    # what the orchestrator is given
+
+    def _clock(self) -> int:
+        """The time of the line that comes next, if it is a decision; while a timer runs out, when it was set to."""
+        if self._alarm_ns is not None:
+            return self._alarm_ns
+        head = self.script.head
+        return head.event.t_ns if head is not None and head.source == CONTROL else self.now_ns
+
+    def _hear(self, source: str, event: Event) -> None:
+        head = self.script.head
+        if head is not None and head.source == source and (head.event is event or same(head.event, event)):
+            self.script.pop()
+            self.decisions += source == CONTROL
+        elif head is not None and head.source == source == CONTROL and subject(head.event) == subject(event):
+            self._diverge(head.event, event, "", self.script.line)
+            self.script.pop()
+        else:
+            self._decided.append(event)
+        if self.entering and isinstance(event, StageSubmitted | RequestFailed | RequestCancelled):
+            self.entering.discard(event.uid)
+
+    # what the trace has
+
+    def _take(self, head: TraceEvent) -> None:
+        """One line, with all that the orchestrator decides on it. At the end of it, `head` has been passed."""
+        self.inputs += 1
+        self.now_ns = max(self.now_ns, head.event.t_ns)
+        if not self.inputs % _TURNS and not self.entering:
+            self.orchestrator.take_turns()
+        at = self.script.line
+        if head.source != CONTROL:
+            self._settle()
+            self._cause = (at, head)
+            self.orchestrator.report(StepReport(process=head.source, seq=0, events=(head.event,)))  # type: ignore[arg-type]
+        else:
+            self._take_control(head)
+        if self.script.line == at:
+            self._pass(head)
+
+    def _pass(self, head: TraceEvent) -> None:
+        """A line that nothing has come of: the launcher's, or one that the orchestrator does not have."""
+        event, at = head.event, self.script.line
+        self.script.pop()
+        if head.source != CONTROL:
+            self._diverge(event, None, f"{head.source} is dead and is not heard any more")
+        elif isinstance(event, RunStarted):
+            self.started = event
+        elif isinstance(event, RunFinished):
+            self.whole = True
+        elif not isinstance(event, _NOT_OURS) and not (isinstance(event, ProcessDead) and event.expected):
+            twin = next((other for other in self._decided if same(event, other)), None)
+            if twin is None:
+                self._diverge(event, None, at=at)
+            else:
+                self._decided.remove(twin)
+                self._diverge(event, twin, "in another order", at)
+
+    def _take_control(self, head: TraceEvent) -> None:
+        """Whether it is an input, or the first decision on one that the trace does not name."""
+        event = head.event
+        if isinstance(event, _NOT_OURS):
+            return
+        if any(same(event, other) for other in self._decided):
+            return
+        given = self._input(event)
+        if given is not None:
+            self._settle()
+            self._cause = (self.script.line, head)
+            given()
+
+    def _input(self, event: Event) -> Callable[[], object] | None:
+        orchestrator = self.orchestrator
+        match event:
+            case ProcessDead(expected=False):
+                self.dead.add(event.process)
+                return lambda: orchestrator.died(event.process, event.cause)
+            case RequestAdmitted():
+                return lambda: self._admit(event)
+            case OutputFinished(outcome="cancelled") | RequestCancelled():
+                end = self.script.ahead(RequestCancelled, event.uid)
+                return lambda: orchestrator.cancel(event.uid, end.reason if end else "")
+            case OutputFinished(outcome="failed") | RequestFailed() if event.uid not in self.entering:
+                failed = self.script.ahead(RequestFailed, event.uid)
+                due = failed is None or failed.error.kind == "DeadlineExceeded"
+                return (lambda: self._expire(event.t_ns)) if due else None
+            case MediaPut() | StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
+                return orchestrator.take_turns
+        return None
+
+    def _admit(self, event: RequestAdmitted) -> None:
+        self.first_ns = self.first_ns or event.t_ns
+        self.entering.add(event.uid)
+        self.names[event.uid], self.uids[event.request_id] = event.request_id, event.uid
+        self.orchestrator.admit(
+            event.uid,
+            OmniRequest(
+                request_id=event.request_id,
+                seed=event.seed,
+                conversation=(),
+                outputs=event.outputs,
+                media=_MEDIA if event.media else Payload(),
+                timeout_s=event.timeout_s,
+                traceparent=event.traceparent,
+            ),
+        )
+
+    def _expire(self, t_ns: int) -> None:
+        """The timer runs out, if there is one that is due by then."""
+        due_ns = self.orchestrator.next_deadline_ns()
+        if due_ns is not None and due_ns <= t_ns + TIMER_NS:
+            self._alarm_ns = due_ns
+            try:
+                self.orchestrator.expire()
+            finally:
+                self._alarm_ns = None
+
+    # what is not the same
+
+    def _settle(self) -> None:
+        """Before the next input: what has found no counterpart by now has none."""
+        for decided in self._decided:
+            self._diverge(None, decided)
+        self._decided.clear()
+
+    def _diverge(self, recorded: Event | None, decided: Event | None, note: str = "", at: int | None = None) -> None:
+        after, cause = self._cause
+        event = recorded or decided
+        self.divergences.append(
+            Divergence(
+                line=(after if at is None else at) + 1,
+                t_ns=event.t_ns if event is not None else self.now_ns,
+                uid=getattr(event, "uid", None),
+                recorded=recorded,
+                decided=decided,
+                after=after + 1,
+                cause="" if cause is None else f"{KINDS[type(cause.event)]} from {cause.source}",
+                note=note,
+            )
+        )
+
+
+def _about(event: Event, uid: int) -> bool:
+    if isinstance(event, StepDone):
+        return any(row.uid == uid for row in event.rows)
+    return getattr(event, "uid", None) == uid
+
+
+class _InputRing:
+    """Has room when the trace says that it had."""
+
+    def __init__(self, stage: str, script: Script) -> None:
+        self._stage = stage
+        self._script = script
+
+    def put(self, pieces: Sequence[Payload]) -> tuple[PayloadRef, Lease | None] | None:
+        for event in self._script.decided_ahead():
+            if isinstance(event, MediaPut) and event.consumer == self._stage:
+                return PayloadRef(tensors=(), meta=(), nbytes=event.nbytes), event.lease
+            if isinstance(event, RequestFailed) and event.error.kind == PayloadTooLarge.__name__:
+                raise PayloadTooLarge(event.error.message)
+            if not isinstance(event, MediaPut | OutputFinished):
+                return None
+        return None
+
+    def reclaim(self, lease: Lease) -> None:
+        """The trace says when there is room again."""
+
+
+class _OutputRing:
+    """Payloads are not in a trace, and nobody is there to hear them."""
+
+    def get(self, ref: PayloadRef) -> Payload:
+        return Payload()
