@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from omni_cli.artifacts.run_folder import OUTPUTS
-from omni_cli.commands import trace_replay
+from omni_cli.commands import trace_diff, trace_replay
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
-from omni_cli.trace.reader import TraceReader, find_trace
+from omni_cli.trace.reader import TraceReader, find_trace, find_traces
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
 from omni_cli.trace.summary import OPEN, RequestSummary, RunSummary, summarise
@@ -20,9 +20,10 @@ from omni_cli.trace.why import ending, moment
 MAX_PRINTED = 50  # findings; most are consequences of the first few
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Show a run's timeline, or check that nothing went wrong."
+    no_args_is_help=True, add_completion=False, help="Show, check, replay and compare what runs have recorded."
 )
 app.add_typer(trace_replay.app)
+app.add_typer(trace_diff.app)
 
 Run = Annotated[
     str,
@@ -107,8 +108,16 @@ def export_trace(
 
 @app.command("check")
 def check_trace(run: Run = "latest") -> None:
-    """Folds the events through the lifecycle tables and the lease ledger. Exit code 1 if anything is wrong."""
-    path = find_trace(run, OUTPUTS)
+    """Folds the events through the lifecycle tables and the lease ledger. Exit code 1 if anything is wrong.
+
+    All traces of a run that was resumed are checked.
+    """
+    clean = [_is_clean(path) for path in find_traces(run, OUTPUTS)]
+    if not all(clean):
+        raise typer.Exit(1)
+
+
+def _is_clean(path: Path) -> bool:
     reader = TraceReader(path)
     findings = find(reader)
     for finding in findings[:MAX_PRINTED]:
@@ -117,9 +126,9 @@ def check_trace(run: Run = "latest") -> None:
         typer.echo(f"... and {len(findings) - MAX_PRINTED} more")
     if reader.torn:
         typer.echo(f"{path}: the last line is torn and was left out")
-    if findings:
-        raise typer.Exit(1)
-    typer.echo(f"{path}: clean")
+    if not findings:
+        typer.echo(f"{path}: clean")
+    return not findings
 
 
 def _chosen(summary: RunSummary, request_id: str | None, option: str = "--request ") -> list[RequestSummary]:

@@ -40,19 +40,26 @@ class TraceReader:
 
 
 def find_trace(run: str, outputs: Path) -> Path:
-    """The trace that `run` means: a file, a run's folder, `latest`, or the beginning of a run's name under `outputs`.
+    """The trace that `run` means, of a run that was resumed the newest. Raises TraceError."""
+    return find_traces(run, outputs)[-1]
+
+
+def find_traces(run: str, outputs: Path) -> list[Path]:
+    """The traces of the run that is meant, the newest last: there are several in the folder of one that was resumed.
+
+    `run` is a file, a run's folder, `latest`, or the beginning of a run's name under `outputs`.
 
     Runs lie in `outputs/<recipe>/<run>/`, a recipe's name may have two levels. A name is a run's own, or with the
     recipe before it. Raises TraceError if there is no trace, or more than one run begins so.
     """
     path = Path(run)
     if path.is_file():
-        return path
+        return [path]
     if path.is_dir():
         found = _newest(path.glob(PATTERN))
         if not found:
             raise TraceError(f"{path}: has no {PATTERN}; give the folder of a run")
-        return found[-1]
+        return found
     traces = [trace for depth in ("*/*", "*/*/*") for trace in outputs.glob(f"{depth}/{PATTERN}")]
     if run != "latest":
         traces = [t for t in traces if t.parent.name.startswith(run) or _name(t, outputs).startswith(run)]
@@ -62,7 +69,8 @@ def find_trace(run: str, outputs: Path) -> Path:
             raise TraceError(f"{run}: more than one run begins so, the newest are {names}; give more of the name")
     if not traces:
         raise TraceError(f"{run}: no such file, folder or run under {outputs}/; `omni run` prints where it writes")
-    return _newest(traces)[-1]
+    newest = _newest(traces)[-1].parent
+    return _newest(trace for trace in traces if trace.parent == newest)
 
 
 def _newest(traces: Iterable[Path]) -> list[Path]:

@@ -157,3 +157,32 @@ def test_what_a_replay_needs_is_named_where_it_is_missing(omni, tmp_path):
     code, _, err = omni("replay", "finished")
     assert code == 2
     assert "plan.json: the run's plan is needed beside its trace" in err
+
+
+def test_two_runs_are_compared_by_request(omni, tmp_path):
+    code, out, _ = omni("diff", "whole_payloads", "finished", "--json")
+    found = json.loads(out)
+    assert (code, found["both"], found["only_a"]) == (1, 3, [])
+    assert found["differences"][0] == {
+        "request": "r1",
+        "a": "gives it to thinker.0, which waits for request",
+        "b": "gives it to thinker.0, which waits for nothing",
+    }
+    times = found["times"]
+    for side in (0, 1):
+        assert sum(share["ms"][side] for share in times["spent"]) == pytest.approx(times["total_ms"][side], abs=1e-4)
+    code, out, _ = omni("diff", "killed", "killed")
+    assert code == 0
+    assert "4 requests in both, 4 of them decided alike" in out
+
+
+def test_every_trace_of_a_resumed_run_is_checked(omni, tmp_path):
+    folder = tmp_path / "outputs" / "demo" / "finished"
+    (folder / "trace-2.jsonl").write_text((folder / "trace.jsonl").read_text())
+    (folder / "trace.jsonl").write_text("")
+    code, out, _ = omni("check", "finished")
+    assert code == 1
+    assert sorted(line.rpartition("/")[2] for line in out.splitlines()) == [
+        "trace-2.jsonl: clean",
+        "trace.jsonl:0: truncated at the start: the trace is empty",
+    ]
