@@ -54,6 +54,7 @@ class StageTuning:
     chunk_frames: int | None = None
     decode: Literal["exact", "transformers"] | None = None
     graphs: bool | None = None
+    compile: Literal["none", "blocks"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,8 @@ class StageDeployConfig(ConfigModel):
     """`exact`: a waveform as if decoded in one pass; `transformers`: the seams of its 300-frame chunks, for parity."""
     graphs: Flag | None = None
     """Replay captured CUDA graphs; of no use on the CPU."""
+    compile: Literal["none", "blocks"] | None = None
+    """`blocks`: those that a diffusion transformer repeats are compiled before ready; not on the CPU."""
     inputs: Mapping[str, EdgeConfig] = Field(default_factory=dict)
     """Settings of the edge from each producer; `request` is the edge that carries a request's media in."""
     output: EdgeConfig = Field(default_factory=EdgeConfig)

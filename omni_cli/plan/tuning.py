@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 from omni_cli.config.report import Problem
 from omni_cli.config.schema import StageDeployConfig
@@ -11,6 +12,8 @@ from stages.models.registry import FamilyContract, StageContract
 KEYS = tuple(field.name for field in dataclasses.fields(StageTuning))
 DEFAULT_MAX_BATCH = 8
 CHUNK_KEYS = ("first_chunk_frames", "chunk_frames")
+ON_THE_CPU: dict[str, Any] = {"graphs": False, "compile": "none"}
+"""Keys that say something on a GPU only, and what is left of them elsewhere."""
 EXACT_KEYS = (*CHUNK_KEYS, "graphs")  # of no use to transformers' decoding
 
 
@@ -22,15 +25,16 @@ def max_batch(contract: StageContract, setting: StageDeployConfig) -> int:
 
 
 def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) -> StageTuning:
-    """The keys in effect. CUDA graphs are off on the CPU, whatever the contract's default, and transformers' decoding
-    has chunks of its own. A step has at least a token for each request."""
+    """The keys in effect. On the CPU there are no CUDA graphs and nothing is compiled, whatever the contract's default,
+    and transformers' decoding has chunks of its own. A step has at least a token for each request."""
     given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
     found = dataclasses.replace(contract.tuning, **given)
     if found.decode == "transformers":
         found = dataclasses.replace(found, **dict.fromkeys(EXACT_KEYS))
     if found.step_tokens is not None:
         found = dataclasses.replace(found, step_tokens=max(found.step_tokens, max_batch(contract, setting)))
-    return found if on_gpu or found.graphs is None else dataclasses.replace(found, graphs=False)
+    idle = {key: value for key, value in ON_THE_CPU.items() if getattr(found, key) is not None}
+    return found if on_gpu else dataclasses.replace(found, **idle)
 
 
 def tuning_problems(
@@ -44,9 +48,11 @@ def tuning_problems(
             others = f"it takes {', '.join(useful)}" if useful else "it takes none of its kind"
             message = f"has no effect: `{name}` of family `{family.name}` has no use for it ({others}); leave it out"
             yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
-    if setting.graphs and "graphs" in useful and not on_gpu:
-        message = f"is true, but `{name}` runs on the CPU, where there are no CUDA graphs; leave it out"
-        yield Problem(key=f"deploy.stages.{name}.graphs", message=message)
+    for key, idle in ON_THE_CPU.items():
+        value = getattr(setting, key)
+        if value not in (None, idle) and key in useful and not on_gpu:
+            message = f"is {str(value).lower()}, but `{name}` runs on the CPU, where it says nothing; leave it out"
+            yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
     yield from _chunk_problems(name, family.stages[name], setting)
     batch = max_batch(family.stages[name], setting)
     if setting.step_tokens is not None and setting.step_tokens < batch:

@@ -5,10 +5,10 @@ does not depend on who shares its steps, but for the rounding of another tensor 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,6 +18,8 @@ from stages.messages import REQUEST, ImageParams, StageRequest
 from stages.payload import Payload, Scalar
 from stages.runners.base import Emission, Output, RowResult
 from stages.runners.device import open_device
+from stages.runners.predictor import Moment, Predictor
+from stages.runners.stepper import Canvas, Condition, Stepper
 from stages.runners.tensors import from_payload, read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
@@ -29,78 +31,6 @@ _TEXTS = ("prompt", "negative_prompt")
 _START = "start"
 _LATENTS = "latents"
 _WARNING = "warning"
-
-
-@dataclass(frozen=True, slots=True)
-class Condition:
-    """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
-    `warning` says what did not fit."""
-
-    embeds: torch.Tensor
-    warning: str = ""
-    pooled: torch.Tensor | None = None
-
-
-@dataclass(slots=True)
-class Canvas:
-    """A picture or video in the making: `latents` [1, ...], and `schedule`, a noise scheduler of its own that knows
-    the `timesteps` [steps] and where it stands; None once there are no more steps."""
-
-    latents: torch.Tensor
-    schedule: Any = None
-    timesteps: torch.Tensor = field(default_factory=lambda: torch.empty(0))
-
-
-class Stepper(Protocol):
-    """What a pipeline does in each of its parts. One request's texts and canvas never see another's.
-
-    `fps` are the frames a second of its videos, 0 for pictures.
-    """
-
-    fps: float
-
-    def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        """Loads the modules; returns the bytes that they hold."""
-        ...
-
-    def least(self) -> ImageParams:
-        """The least work that passes through everything, for the warm-up."""
-        ...
-
-    def denoising(self, image: ImageParams) -> Denoising:
-        """What the request's steps will be. Raises RequestRefused for what the model cannot draw."""
-        ...
-
-    def encode(self, text: str) -> Condition: ...
-
-    def blank(self) -> Condition:
-        """A text of one token that says nothing, for the warm-up of a stage that encodes none."""
-        ...
-
-    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
-        """The latents of a picture to start from, uint8 [height, width, 3] of any size. Raises RequestRefused where
-        the model takes none."""
-        ...
-
-    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
-        """The noise, over `start` if there is one, and the schedule at its start. The same seed gives what the pipeline
-        itself draws with a CPU generator of that seed."""
-        ...
-
-    def predict(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
-    ) -> torch.Tensor:
-        """One forward over all rows, of one shape: latents [rows, ...], timesteps [rows]."""
-        ...
-
-    def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
-        """Both predictions of one request as one, each [1, ...]."""
-        ...
-
-    def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, height, width, 3], of videos [rows, frames, height, width, 3], in 0 to 1, on the CPU, from the
-        latents of as many requests of one shape."""
-        ...
 
 
 @dataclass(slots=True)
@@ -132,28 +62,38 @@ class DiffusionRunner:
     `llm_generation` those at the ends, which need no steps. What a stage does follows from its edges.
 
     With `joined`, the predictions with and without the prompt are rows of one forward; else there are two forwards, as
-    in diffusers' pipelines, and a request that is alone equals theirs to the bit.
+    in diffusers' pipelines, and a request that is alone equals theirs to the bit. `backend` compiles blocks.
     """
 
-    def __init__(self, spec: StageSpec, stepper: Stepper, *, joined: bool = True) -> None:
+    def __init__(self, spec: StageSpec, stepper: Stepper, *, joined: bool = True, backend: str = "inductor") -> None:
         self._spec = spec
         self._stepper = stepper
-        self._joined = joined
+        self._predictor = Predictor(stepper, joined=joined, backend=backend)
         self._denoises = spec.execution_type == "diffusion"
         self._encodes = not spec.outputs if not self._denoises else all(e.producer == REQUEST for e in spec.inputs)
         self._decodes = bool(spec.outputs)
         self._pictures: dict[int, _Picture] = {}
         self._texts: OrderedDict[str, Condition] = OrderedDict()
         self._counters: dict[str, int] = {}
+        self._launched: Any = None
 
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
         self._device = open_device(spec)
         held = self._stepper.load(self._device, getattr(torch, spec.model.dtype))
+        self._predictor.prepare(spec.tuning)
         return ("device", str(self._device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
 
     def warm_up(self) -> None:
-        request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=self._stepper.least())
+        """With two rows and, where that is code of its own, with one."""
+        least = self._stepper.least()
+        for image in [least, replace(least, true_cfg_scale=1.0)] if self._predictor.compiles else [least]:
+            self._warm_up(image)
+        self._texts.clear()
+        self._predictor.warmed_up()
+
+    def _warm_up(self, image: ImageParams) -> None:
+        request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=image)
         picture = self._pictures[_WARM_UP] = self._picture(request, "warm up")
         picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
         picture.canvas = self._stepper.begin(picture.image, request.seed)
@@ -164,7 +104,6 @@ class DiffusionRunner:
                 if result.error is not None:
                     raise StageError(f"the warm-up failed: {result.error.message}\n{result.error.trace}")
         self.end(_WARM_UP)
-        self._texts.clear()
 
     def begin(self, request: StageRequest) -> None:
         self._pictures[request.uid] = self._picture(request, _prompt(request) if self._encodes else "")
@@ -214,12 +153,12 @@ class DiffusionRunner:
         """There is no KV cache to take back."""
 
     def counters(self) -> tuple[tuple[str, int], ...]:
-        """`forwards` of the denoiser in the last step, and `forward_rows` in all of them."""
+        """What the last step's predictions took, as `Predictor.counters` has it."""
         return tuple(self._counters.items())
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         self._counters = {}
-        with torch.no_grad():
+        with torch.inference_mode():
             if rows[0].phase == "denoise":
                 return self._denoise(rows)
             if rows[0].phase == "decode":
@@ -269,11 +208,32 @@ class DiffusionRunner:
 
     def _denoise(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         pictures = [self._pictures[row.uid] for row in rows]
-        predictions = self._predictions(pictures, [row.position for row in rows])
-        return tuple(
+        moments = [
+            Moment(
+                image=picture.image,
+                latents=picture.drawn.latents,
+                timestep=picture.drawn.timesteps[row.position],
+                conditions=picture.conditions,
+            )
+            for row, picture in zip(rows, pictures, strict=True)
+        ]
+        predictions = self._predictor.predict(moments)
+        self._counters = self._predictor.counters()
+        results = tuple(
             self._alone(row, partial(self._step, wanted=wanted, unwanted=unwanted))
             for row, (wanted, unwanted) in zip(rows, predictions, strict=True)
         )
+        self._pace()
+        return results
+
+    def _pace(self) -> None:
+        """Waits for the step before this one: a GPU is one step behind at most, so that whoever comes or goes is in
+        time, and steps take as long as their work."""
+        if self._device.type == "cuda":
+            before, self._launched = self._launched, torch.cuda.Event()
+            self._launched.record()
+            if before is not None:
+                before.synchronize()
 
     def _step(self, row: Row, wanted: torch.Tensor, unwanted: torch.Tensor | None) -> RowResult:
         picture = self._pictures[row.uid]
@@ -286,29 +246,6 @@ class DiffusionRunner:
             return RowResult(uid=row.uid, units=1)
         emissions = self._handed_on(picture, {_LATENTS: canvas.latents})
         return RowResult(uid=row.uid, units=1, finished="stop", emissions=emissions)
-
-    def _predictions(
-        self, pictures: list[_Picture], positions: list[int]
-    ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """For each picture the prediction with its prompt and, where it is guided, that with its negative prompt."""
-        latents = torch.cat([picture.drawn.latents for picture in pictures])
-        timesteps = torch.stack([p.drawn.timesteps[at] for p, at in zip(pictures, positions, strict=True)])
-        guided = [index for index, picture in enumerate(pictures) if picture.image.guided]
-        prompts = [picture.conditions[0] for picture in pictures]
-        negatives = [pictures[index].conditions[1] for index in guided]
-        every = list(range(len(pictures)))
-        batches = [(every + guided, prompts + negatives)]
-        if guided and not self._joined:
-            batches = [(every, prompts), (guided, negatives)]
-        rows = torch.cat(
-            [
-                self._stepper.predict(pictures[0].image, latents[chosen], timesteps[chosen], conditions)
-                for chosen, conditions in batches
-            ]
-        )
-        self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
-        against = {index: rows[len(every) + place, None] for place, index in enumerate(guided)}
-        return [(rows[index, None], against.get(index)) for index in every]
 
     def _decode(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         results = {row.uid: self._alone(row, self._judged) for row in rows}
@@ -352,11 +289,6 @@ class DiffusionRunner:
     def close(self) -> None:
         self._pictures.clear()
         self._texts.clear()
-
-
-def cut_off(tokens: int, most: int) -> str:
-    """The warning of a text of more tokens than count; none if it fits."""
-    return f"the prompt has {tokens} tokens, of which the first {most} count" if tokens > most else ""
 
 
 def _prompt(request: StageRequest) -> str:

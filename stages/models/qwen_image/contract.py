@@ -16,6 +16,7 @@ MOST_PIXELS = 2048 * 2048
 _SIDE, _STEPS, _TRUE_CFG_SCALE, _STRENGTH = 1024, 50, 4.0, 0.6
 _STEP_TOKENS = 32_768
 """Latent tokens of a step: 4 guided pictures of 1024x1024, which has 4096."""
+_TUNING = StageTuning(step_tokens=_STEP_TOKENS, compile="blocks")
 
 _PROMPT_TOKENS = 512
 _COMPLETE = InputContract(modes=("complete",))
@@ -75,7 +76,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             "painter": StageContract(
                 execution_type="diffusion",
                 outputs=("image",),
-                tuning=StageTuning(step_tokens=_STEP_TOKENS),
+                tuning=_TUNING,
                 memory_share=60,
             ),
             "text_encoder": StageContract(execution_type="llm_generation", memory_share=17),
@@ -85,7 +86,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 streams=False,
                 encodes=False,
                 decodes=False,
-                tuning=StageTuning(step_tokens=_STEP_TOKENS),
+                tuning=_TUNING,
                 memory_share=42,
             ),
             "vae": StageContract(

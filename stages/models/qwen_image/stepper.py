@@ -22,9 +22,9 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
-from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
+from stages.runners.stepper import Canvas, Condition, cut_off
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 512
@@ -39,6 +39,7 @@ class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`."""
 
     fps = 0.0
+    transformer: nn.Module | None = None
 
     def __init__(self, model: ModelSpec, *, parts: Sequence[str] = PARTS, tiled_pixels: int = TILED_PIXELS) -> None:
         self._parts = parts
@@ -71,10 +72,11 @@ class QwenImageStepper:
         self._channels = transformer.get("in_channels", 64) // 4
         self._features = transformer.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
+        self.transformer = self._pipeline.transformer
         return parts.held
 
     def least(self) -> ImageParams:
-        side = self._multiple
+        side = 2 * self._multiple
         return ImageParams(width=side, height=side, steps=2, true_cfg_scale=2.0, negative_prompt="")
 
     def denoising(self, image: ImageParams) -> Denoising:
@@ -97,7 +99,7 @@ class QwenImageStepper:
         return Condition(embeds[0], cut_off(tokens, PROMPT_TOKENS))
 
     def blank(self) -> Condition:
-        return Condition(torch.zeros(1, self._features, device=self._device, dtype=self._dtype))
+        return Condition(torch.zeros(2, self._features, device=self._device, dtype=self._dtype))
 
     def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
         """As QwenImageImg2ImgPipeline: [1, 1, channels, height / 8, width / 8]."""

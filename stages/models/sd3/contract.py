@@ -62,7 +62,9 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         name="sd3",
         stages={
             "painter": StageContract(
-                execution_type="diffusion", outputs=("image",), tuning=StageTuning(step_tokens=_STEP_TOKENS)
+                execution_type="diffusion",
+                outputs=("image",),
+                tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks"),
             ),
         },
         media=(),

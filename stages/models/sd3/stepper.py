@@ -17,9 +17,9 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused, StageError
 from stages.messages import ImageParams
 from stages.models.sd3.contract import weights
-from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
+from stages.runners.stepper import Canvas, Condition, cut_off
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 256
@@ -30,6 +30,7 @@ class SD3Stepper:
     """A `Stepper` over any folder of a StableDiffusion3Pipeline, with T5 or without it."""
 
     fps = 0.0
+    transformer: nn.Module | None = None
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
@@ -56,10 +57,11 @@ class SD3Stepper:
         }
         self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers)
         self._multiple = self._pipeline.vae_scale_factor * self._pipeline.patch_size
+        self.transformer = self._pipeline.transformer
         return parts.held
 
     def least(self) -> ImageParams:
-        side = self._multiple
+        side = 2 * self._multiple
         return ImageParams(width=side, height=side, steps=2, true_cfg_scale=2.0, negative_prompt="")
 
     def denoising(self, image: ImageParams) -> Denoising:

@@ -64,7 +64,9 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         name="wan",
         stages={
             "painter": StageContract(
-                execution_type="diffusion", outputs=("video",), tuning=StageTuning(step_tokens=_STEP_TOKENS)
+                execution_type="diffusion",
+                outputs=("video",),
+                tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks"),
             ),
         },
         media=(),

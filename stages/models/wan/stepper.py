@@ -19,9 +19,9 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.wan.contract import FPS, VAE_DTYPE
-from stages.runners.diffusion import Canvas, Condition, cut_off
 from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
+from stages.runners.stepper import Canvas, Condition, cut_off
 from stages.schedulers.base import Denoising
 
 PROMPT_TOKENS = 512
@@ -32,6 +32,7 @@ class WanStepper:
     """A `Stepper` over any folder of a WanPipeline with one transformer."""
 
     fps = FPS
+    transformer: nn.Module | None = None
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
@@ -66,10 +67,11 @@ class WanStepper:
         )
         patch = self._pipeline.transformer.config.patch_size
         self._multiple = self._pipeline.vae_scale_factor_spatial * patch[1]
+        self.transformer = self._pipeline.transformer
         return parts.held
 
     def least(self) -> ImageParams:
-        side = self._multiple
+        side = 2 * self._multiple
         return ImageParams(width=side, height=side, steps=2, frames=5, true_cfg_scale=2.0, negative_prompt="")
 
     def denoising(self, image: ImageParams) -> Denoising:

@@ -8,7 +8,7 @@ from stages.config import StageTuning
 from stages.models.registry import StageContract
 from tests.unit.omni_cli.plan.fakes import family, plan_weights
 
-LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, graphs=True)
+LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, graphs=True, compile="blocks")
 CODEC = StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", graphs=True)
 STAGES = {
     **family().stages,
@@ -29,16 +29,18 @@ def refusal(*words, gpus=0) -> str:
 
 def test_the_contract_gives_the_defaults_and_the_deployment_changes_them():
     found = planned("deploy.stages.thinker={step_tokens: 50}", gpus=1)
-    expected = StageTuning(step_tokens=50, kv_block_tokens=16, graphs=True)
+    expected = dataclasses.replace(LANGUAGE, step_tokens=50)
     assert found.stage("thinker").tuning == expected
     assert stage_spec(found, "thinker", 0, "r").tuning == expected
     assert found.stage("talker").tuning == StageTuning()
 
 
-def test_there_are_no_graphs_on_the_cpu():
-    assert planned().stage("thinker").tuning.graphs is False
-    assert "runs on the CPU" in refusal("deploy.stages.thinker.graphs=true")
-    assert planned("deploy.stages.thinker.graphs=true", gpus=1).stage("thinker").tuning.graphs is True
+@pytest.mark.parametrize(("key", "on", "off"), [("graphs", True, False), ("compile", "blocks", "none")])
+def test_there_are_no_graphs_and_no_compiled_blocks_on_the_cpu(key, on, off):
+    word = f"deploy.stages.thinker.{key}={on}".lower()
+    assert getattr(planned().stage("thinker").tuning, key) == off
+    assert f"is {on}, but `thinker` runs on the CPU".lower() in refusal(word).lower()
+    assert getattr(planned(word, gpus=1).stage("thinker").tuning, key) == on
 
 
 @pytest.mark.parametrize("word", ["step_tokens=9", "kv_block_tokens=8", "first_chunk_frames=1", "decode=exact"])
@@ -47,7 +49,7 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
     message = refusal(f"deploy.stages.talker.{word}")
     assert key in message
     assert "no use for it (it takes none of its kind)" in message
-    assert "it takes step_tokens, kv_block_tokens, graphs" in refusal("deploy.stages.thinker.chunk_frames=3")
+    assert "it takes step_tokens, kv_block_tokens, graphs, compile" in refusal("deploy.stages.thinker.chunk_frames=3")
 
 
 def test_a_step_has_a_token_for_each_request():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from stages.config import EdgeSpec, ModelSpec, StageSpec
+from stages.config import EdgeSpec, ModelSpec, StageSpec, StageTuning
 from stages.connectors.inline import InlineReader, InlineWriter
 from stages.events import OutputProduced, StageCancelled, StageFailed, StepDone
 from stages.messages import (
@@ -109,15 +109,17 @@ class Session:
 
 
 class Studio:
-    def __init__(self, folder: Path, *, joined: bool = True, max_batch: int = 8, stepper=None) -> None:
+    def __init__(
+        self, folder: Path, *, joined: bool = True, max_batch: int = 8, stepper=None, tuning: StageTuning | None = None
+    ) -> None:
         model = ModelSpec(path=str(folder), load_format="auto", dtype="float32")
         self.spec = StageSpec(
             run_id="test", family="qwen_image", stage="painter", replica=0, generation=0, execution_type="diffusion",
             model=model, devices=(), max_batch=max_batch, memory_fraction=0.0, threads=1, inputs=(MEDIA,), consumers=(),
-            outputs=("image",),
+            outputs=("image",), tuning=tuning or StageTuning(),
         )  # fmt: skip
         self.stepper = stepper or QwenImageStepper(model)
-        self.runner = DiffusionRunner(self.spec, self.stepper, joined=joined)
+        self.runner = DiffusionRunner(self.spec, self.stepper, joined=joined, backend="eager")
         self.facts = dict(self.runner.load())
         self.runner.warm_up()
 

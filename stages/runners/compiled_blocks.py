@@ -1,0 +1,30 @@
+"""Compiles the blocks that a diffusers transformer repeats: one code for all of them, all sizes and numbers of rows.
+
+It takes place at the first call, so that whoever calls for it warms up with one row and with several, which are two
+codes. What cannot be compiled as a whole is an error: nothing falls back. Knows no model.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def repeated_blocks(transformer: nn.Module) -> nn.ModuleList:
+    """The longest list of modules in it."""
+    return max((part for part in transformer.children() if isinstance(part, nn.ModuleList)), key=len)
+
+
+def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
+    """Each block's `forward` in place, so that hooks put on it later stay outside."""
+    # Two sizes that happen to be equal where it is compiled are not one size.
+    torch.fx.experimental._config.use_duck_shape = False
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+    for block in repeated_blocks(transformer):
+        forward: Any = torch.compile(block.forward, fullgraph=True, dynamic=True, backend=backend)
+        block.forward = forward
+
+
+def compiled() -> int:
+    """How many codes this process has compiled so far."""
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -1,0 +1,90 @@
+"""What a denoising pipeline is to the runner: its parts, one by one. Another pipeline is another `Stepper`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from stages.messages import ImageParams
+from stages.schedulers.base import Denoising
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
+    `warning` says what did not fit."""
+
+    embeds: torch.Tensor
+    warning: str = ""
+    pooled: torch.Tensor | None = None
+
+
+@dataclass(slots=True)
+class Canvas:
+    """A picture or video in the making: `latents` [1, ...], and `schedule`, a noise scheduler of its own that knows
+    the `timesteps` [steps] and where it stands; None once there are no more steps."""
+
+    latents: torch.Tensor
+    schedule: Any = None
+    timesteps: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class Stepper(Protocol):
+    """What a pipeline does in each of its parts. One request's texts and canvas never see another's.
+
+    `fps` are the frames a second of its videos, 0 for pictures. `transformer` takes the steps, once it is loaded; None
+    in a stage that takes none.
+    """
+
+    fps: float
+    transformer: nn.Module | None
+
+    def load(self, device: torch.device, dtype: torch.dtype) -> int:
+        """Loads the modules; returns the bytes that they hold."""
+        ...
+
+    def least(self) -> ImageParams:
+        """The least work that passes through everything, for the warm-up: more than one latent token a side."""
+        ...
+
+    def denoising(self, image: ImageParams) -> Denoising:
+        """What the request's steps will be. Raises RequestRefused for what the model cannot draw."""
+        ...
+
+    def encode(self, text: str) -> Condition: ...
+
+    def blank(self) -> Condition:
+        """A text of a few tokens that says nothing, for the warm-up of a stage that encodes none."""
+        ...
+
+    def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
+        """The latents of a picture to start from, uint8 [height, width, 3] of any size. Raises RequestRefused where
+        the model takes none."""
+        ...
+
+    def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
+        """The noise, over `start` if there is one, and the schedule at its start. The same seed gives what the pipeline
+        itself draws with a CPU generator of that seed."""
+        ...
+
+    def predict(
+        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+    ) -> torch.Tensor:
+        """One forward over all rows, of one shape: latents [rows, ...], timesteps [rows]."""
+        ...
+
+    def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
+        """Both predictions of one request as one, each [1, ...]."""
+        ...
+
+    def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
+        """float32 [rows, height, width, 3], of videos [rows, frames, height, width, 3], in 0 to 1, on the CPU, from the
+        latents of as many requests of one shape."""
+        ...
+
+
+def cut_off(tokens: int, most: int) -> str:
+    """The warning of a text of more tokens than count; none if it fits."""
+    return f"the prompt has {tokens} tokens, of which the first {most} count" if tokens > most else ""
