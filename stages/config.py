@@ -76,6 +76,7 @@ class StageSpec:
     consumers: tuple[EdgeSpec, ...]
     outputs: tuple[str, ...]
     tuning: StageTuning = StageTuning()
+    beat_s: float | None = None  # between two signs of life; None: none
     options: object = None  # the family's own options (contract.options), e.g. init delays of `synthetic`
     log_level: int = 20
 

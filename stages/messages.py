@@ -1,6 +1,7 @@
 """Control messages between the orchestrator and a stage process. Tensors never travel in them, only references.
 
-Parent to worker: a `Turn` of commands. Worker to parent: a `StepReport` of events (`stages.events`), or a `LogLine`.
+Parent to worker: a `Turn` of commands. Worker to parent: a `StepReport` of events (`stages.events`), a
+`LogLine` or a `Beat`.
 """
 
 from dataclasses import dataclass, field
@@ -185,6 +186,15 @@ class LogLine:
     level: int
     logger: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The process is there. `rounds` counts what its loop has got done; with `working` it is in the middle of more,
+    else it waits for its parent."""
+
+    rounds: int
+    working: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -106,6 +106,8 @@ class DeployConfig(ConfigModel):
     mps: Literal["auto", "on", "off"] = "auto"
     """Whether processes that share a GPU run side by side under an MPS daemon of the run's own, not in turns; `auto`:
     where one can be started."""
+    heartbeat_s: Seconds | None = 300.0
+    """A stage that gives no sign of life for so long, or does not come back from a step, is killed; null is never."""
     drain_timeout_s: Seconds = 30.0
     """At a stop, how long the stages may take to let go of their requests and to end by themselves."""
 
@@ -120,7 +122,7 @@ class RequestConfig(ConfigModel):
     seed: Seed | None = None
     """Keys every random draw; null draws one at admission and records it."""
     timeout_s: Seconds | None = None
-    """Deadline, from submission to the first stage; null is none."""
+    """Deadline, from admission on; null is none."""
     sampling: Mapping[str, SamplingConfig] = Field(default_factory=dict)
     """How each sampled stage draws its tokens."""
     image: ImageConfig = Field(default_factory=ImageConfig)

@@ -9,11 +9,12 @@ import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 from omni_cli.launch.environment import starting
 from stages.config import StageSpec
 from stages.events import StepReport
-from stages.messages import LogLine, ProcessFailed, Turn
+from stages.messages import Beat, LogLine, ProcessFailed, Turn
 from stages.wire import decode, encode
 from stages.worker.bootstrap import RunStage, run_stage_process
 
@@ -42,6 +43,8 @@ class StageProcess:
         self.told = False  # somebody has taken it on to report the death
         self.failure: ProcessFailed | None = None  # it has said that it gives up
         self.given_up = False  # it does not answer
+        self.beat: Beat | None = None  # the last one
+        self._sentence = ""  # why it was killed
         self._poll = select.poll()
         self._poll.register(reader, select.POLLIN)
         self._poll.register(process.sentinel, select.POLLIN)
@@ -105,7 +108,7 @@ class StageProcess:
                 raise BrokenPipeError(f"{self.process} is stopped")
             self._writer.send_bytes(data)
 
-    def receive(self) -> StepReport | LogLine | ProcessFailed:
+    def receive(self) -> StepReport | LogLine | Beat | ProcessFailed:
         with self._receiving:
             if self._closed:
                 raise EOFError(f"{self.process} is stopped")
@@ -113,9 +116,11 @@ class StageProcess:
             if self._reader.fileno() not in ready and not self._reader.poll():
                 # Only the sentinel: dead, all read, and some descendant still holds the pipe open.
                 raise EOFError(f"{self.process} has died")
-            message: StepReport | LogLine | ProcessFailed = decode(self._reader.recv_bytes())
+            message: StepReport | LogLine | Beat | ProcessFailed = decode(self._reader.recv_bytes())
             if isinstance(message, ProcessFailed):
                 self.failure = message
+            elif isinstance(message, Beat):
+                self.beat = message
             return message
 
     def join(self, timeout_s: float) -> bool:
@@ -139,9 +144,9 @@ class StageProcess:
         self.given_up = True
 
     def ending(self) -> str:
-        """How it died, for a person; what it said itself comes first."""
+        """How it died, for a person; what it said itself comes first, or why it was killed."""
         if self.failure is None:
-            return self._exit()
+            return f"{self._sentence} ({self._exit()})" if self._sentence else self._exit()
         return f"{self.failure.error.kind}: {self.failure.error.message} ({self._exit()})"
 
     def _exit(self) -> str:
@@ -151,6 +156,18 @@ class StageProcess:
             return f"exit code {self._exit_code}"
         number = -self._exit_code
         return f"killed by {signal.Signals(number).name if number in _SIGNALS else f'signal {number}'}"
+
+    @property
+    def stopped(self) -> bool:
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return False  # it is gone
+        return stat.rpartition(") ")[2][:1] in "Tt"
+
+    def condemn(self, why: str) -> None:
+        self._sentence = why
+        self.kill()
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)

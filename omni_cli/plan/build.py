@@ -235,6 +235,7 @@ def _assemble(
         voices=family.voices(model.path) if family.voices is not None else (),
         physical_devices=tuple(device.physical for device in inventory.devices),
         mps_devices=mps,
+        heartbeat_s=config.deploy.heartbeat_s,
         drain_timeout_s=config.deploy.drain_timeout_s,
         image=family.image(model.path) if family.image is not None else None,
         options=loaded.options,

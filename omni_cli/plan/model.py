@@ -106,6 +106,7 @@ class ExecutionPlan(PlanModel):
     voices: tuple[str, ...]
     physical_devices: tuple[str, ...]
     mps_devices: tuple[int, ...] = ()
+    heartbeat_s: float | None = None
     drain_timeout_s: float
     image: ImageContract | None = None
     options: Any = None

@@ -69,9 +69,15 @@ def stage_spec(
         consumers=tuple(_edge(edge, rings(edge, (replica,))) for edge in planned.consumers),
         outputs=planned.outputs,
         tuning=planned.tuning,
+        beat_s=None if plan.heartbeat_s is None else beat_s(plan.heartbeat_s),
         options=plan.options,
         log_level=log_level,
     )
+
+
+def beat_s(heartbeat_s: float) -> float:
+    """Between two signs of life: some that are late are no silence."""
+    return min(1.0, heartbeat_s / 8)
 
 
 def _edge(edge: EdgePlan, rings: tuple[RingSpec, ...]) -> EdgeSpec:

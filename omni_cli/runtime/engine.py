@@ -17,6 +17,7 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.chunk_stream import ChunkStream
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.heap import settled_heap
+from omni_cli.runtime.heartbeat import HeartbeatWatch
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.runtime.media_gate import MediaGate
@@ -80,6 +81,10 @@ class OmniEngine:
         self._open.enter_context(settled_heap())
         for client in self._clients.values():
             client.start()
+        if self._plan.heartbeat_s is not None:
+            watch = HeartbeatWatch(self._plan.heartbeat_s)
+            self._open.callback(watch.stop)
+            watch.start(self._handles.values)
         return self
 
     async def __aexit__(

@@ -139,6 +139,8 @@ class Orchestrator:
                 traceparent=request.traceparent,
             )
         )
+        if request.timeout_s is not None:
+            self._deadlines.set(uid, self._clock() + round(request.timeout_s * 1e9))
         self._waiting_for_room.append(uid)
 
     def report(self, report: StepReport) -> None:
@@ -275,8 +277,6 @@ class Orchestrator:
         messages = self._media.put(uid, flight.route, flight.request.media)
         if messages is None:
             return False
-        if flight.request.timeout_s is not None:
-            self._deadlines.set(uid, self._clock() + round(flight.request.timeout_s * 1e9))
         for message in messages:
             nbytes = message.ref.nbytes if message.ref else 0
             self._emit(

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from stages.events import StepReport
 from stages.lease import Lease
-from stages.messages import LogLine, ProcessFailed, Turn
+from stages.messages import Beat, LogLine, ProcessFailed, Turn
 from stages.payload import Payload, PayloadRef
 
 
@@ -24,7 +24,7 @@ class StageHandle(Protocol):
         """Raises OSError if the process is gone."""
         ...
 
-    def receive(self) -> StepReport | LogLine | ProcessFailed:
+    def receive(self) -> StepReport | LogLine | Beat | ProcessFailed:
         """Raises EOFError or OSError when the process has died, within milliseconds of its death."""
         ...
 
@@ -34,6 +34,20 @@ class StageHandle(Protocol):
 
     def death(self) -> str:
         """After the end of `receive`: how the process died, for a person (`killed by SIGKILL`, `exit code 3`)."""
+        ...
+
+    @property
+    def beat(self) -> Beat | None:
+        """The last that was received."""
+        ...
+
+    @property
+    def stopped(self) -> bool:
+        """The kernel runs none of its threads (SIGSTOP)."""
+        ...
+
+    def condemn(self, why: str) -> None:
+        """Kills it; `death` then says why. Takes no lock and does not wait."""
         ...
 
     def give_up(self) -> None:

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from omni_cli.runtime.processes import StageHandle
 from omni_cli.runtime.stage_log import log_line
 from stages.events import StepReport
-from stages.messages import LogLine, ProcessFailed, Turn
+from stages.messages import Beat, LogLine, ProcessFailed, Turn
 
 Received = StepReport | ProcessFailed | None  # None: the process is dead
 
@@ -46,12 +46,14 @@ class StageClient:
     def _read(self) -> None:
         while True:
             try:
-                message: Received | LogLine = self.handle.receive()
+                message: Received | LogLine | Beat = self.handle.receive()
             except (EOFError, OSError):
                 message = None
             if isinstance(message, LogLine):
                 log_line(message)  # here, not in the loop, which may have ended before the process has
                 continue
+            if isinstance(message, Beat):
+                continue  # the handle keeps it
             if message is None:
                 self.handle.reap()  # here, too: the loop shall not wait for a process to be gone
             self._on_receive(self, message)

@@ -9,7 +9,7 @@ import threading
 from multiprocessing.connection import Connection
 
 from stages.events import StepReport
-from stages.messages import LogLine, ProcessFailed, Turn
+from stages.messages import Beat, LogLine, ProcessFailed, Turn
 from stages.wire import decode, encode
 
 
@@ -32,13 +32,13 @@ class Inbox:
 
 
 class Outbox:
-    """Messages to the parent: reports of the loop, log records of whatever thread."""
+    """Messages to the parent: reports of the loop, beats, log records of whatever thread."""
 
     def __init__(self, writer: Connection) -> None:
         self._writer = writer
         self._writing = threading.Lock()
 
-    def put(self, message: StepReport | LogLine | ProcessFailed) -> None:
+    def put(self, message: StepReport | LogLine | Beat | ProcessFailed) -> None:
         """Blocks while the pipe (64 KiB) is full. OSError: the parent is gone."""
         data = encode(message)
         with self._writing:

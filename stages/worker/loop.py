@@ -94,6 +94,8 @@ class StageWorker:
         self._steps = 0
         self._reports = 0
         self._stopped = False
+        self.rounds = 0  # what a heartbeat tells: see `Beat`
+        self.working = True
 
     def ready(self, pid: int, facts: tuple[tuple[str, str], ...]) -> None:
         """Makes `ProcessReady` the first event of the first report."""
@@ -107,6 +109,7 @@ class StageWorker:
             self._listen(turns, wait=not busy)
             busy = not self._stopped and self.step()
             self._report(reports)
+            self.rounds += 1
         if self._requests:
             log.warning("stopped with requests %s in flight", sorted(self._requests))
 
@@ -114,8 +117,12 @@ class StageWorker:
         """Applies all turns that have come; if there is nothing to do, waits for one."""
         try:
             while wait or not turns.empty():
+                self.working = not wait
                 wait = False
-                self.apply(turns.get())
+                turn = turns.get()
+                self.working = True
+                self.apply(turn)
+                self.rounds += 1
         except (EOFError, OSError) as error:
             raise ParentGone(f"{self._process}: the parent is gone") from error
 

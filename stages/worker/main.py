@@ -16,6 +16,7 @@ from stages.runners.base import Denoiser, ModelRunner
 from stages.schedulers.base import KVCapacity, Scheduler
 from stages.schedulers.registry import create_scheduler
 from stages.worker.channel import Inbox, Outbox
+from stages.worker.heartbeat import start_heartbeat
 from stages.worker.logs import forward_logs
 from stages.worker.loop import ParentGone, StageWorker
 
@@ -45,6 +46,8 @@ def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     log.info("loaded: %s", ", ".join(f"{name} {value}" for name, value in known))
     worker = StageWorker(spec, runner, scheduler, readers, writers, time.monotonic_ns)
     worker.ready(os.getpid(), known)
+    if spec.beat_s is not None:
+        start_heartbeat(worker, spec.beat_s, outbox)
     try:
         worker.run(inbox, outbox)
     except ParentGone:

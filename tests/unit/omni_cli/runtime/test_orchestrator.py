@@ -104,7 +104,7 @@ def test_a_message_that_nobody_can_read_any_more_is_dropped_and_its_slot_comes_b
     assert world.stages["thinker.0"].held == set()
 
 
-def test_the_deadline_runs_from_the_submission_and_frees_every_stage():
+def test_the_deadline_runs_from_the_admission_and_frees_every_stage():
     world = World()
     world.admit(1, timeout_s=1e-6)  # 1000 ns; the clock counts calls
     world.act("thinker.0")
@@ -122,11 +122,14 @@ def test_the_deadline_runs_from_the_submission_and_frees_every_stage():
 
 def test_media_wait_for_room_in_the_input_ring_in_order():
     world = World(media=True)
-    for uid in (1, 2, 3, 4):
-        world.admit(uid, media=IMAGE)
+    for uid in (1, 2, 3, 4, 5):
+        world.admit(uid, media=IMAGE, timeout_s=1e-3 if uid == 3 else None)
     assert [e.uid for e in kinds(world, StageSubmitted)] == [1, 2]
+    world.now += 2_000_000
+    world.orchestrator.expire()  # also of one that has not got in yet
+    assert world.outcome(3) == "failed"
     world.run()
-    assert [world.outcome(uid) for uid in (1, 2, 3, 4)] == ["finished"] * 4
+    assert [world.outcome(uid) for uid in (1, 2, 4, 5)] == ["finished"] * 4
     assert world.ports["thinker"].held == set()
 
 
