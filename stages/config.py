@@ -5,6 +5,7 @@ from typing import Literal
 
 ExecutionType = Literal["llm_ar", "llm_generation", "diffusion"]
 EdgeMode = Literal["complete", "incremental"]
+Connector = Literal["inline", "shm", "cuda_ipc"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

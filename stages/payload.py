@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 # Bytes an element, by the name that torch gives the dtype.
 ITEM_BYTES = {
@@ -11,17 +12,53 @@ ITEM_BYTES = {
 
 ALIGNMENT_BYTES = 64
 
+NO_BYTES = memoryview(b"")
+
 Scalar = bool | int | float | str
+
+
+class DeviceBytes(Protocol):
+    """The bytes of a tensor in the memory of a device. Made by a runner, or by a connector that leaves them there;
+    everybody between them passes it on unread."""
+
+    @property
+    def device(self) -> str:
+        """The device of this process that can read them, by torch's name."""
+        ...
+
+    @property
+    def address(self) -> int:
+        """Where they begin, for this process."""
+        ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def to_host(self) -> memoryview:
+        """A copy in host memory."""
+        ...
+
+    def fill(self, target: Any) -> None:
+        """Copies them into a contiguous tensor of as many bytes on `device`; returns when that is done."""
+        ...
+
+    def release(self) -> None:
+        """They are not to be read again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Where a tensor lies inside its payload's bytes: C order, little endian, `offset` a multiple of 64."""
+    """Where a tensor lies inside its payload's bytes: C order, little endian, `offset` a multiple of 64.
+
+    Those on a device are counted from the payload's `device_offset`.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    on_device: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -30,19 +67,38 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A C-contiguous tensor as bytes. `data` is a flat memoryview of format B, valid as long as its owner says."""
+    """A C-contiguous tensor as bytes. `data` is a flat memoryview of format B, valid as long as its owner says.
+
+    Bytes in the memory of a device are `on_device`, and `data` is empty; no bytes are on no device.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    data: memoryview = NO_BYTES
+    on_device: DeviceBytes | None = None
 
     def __post_init__(self) -> None:
         expected = math.prod(self.shape) * ITEM_BYTES[self.dtype]
-        if self.data.nbytes != expected:
+        if self.nbytes != expected:
             raise ValueError(
-                f"tensor {self.name!r} of {self.dtype} {self.shape} needs {expected} bytes, got {self.data.nbytes}"
+                f"tensor {self.name!r} of {self.dtype} {self.shape} needs {expected} bytes, got {self.nbytes}"
             )
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes if self.on_device is None else self.on_device.nbytes
+
+    def host(self) -> memoryview:
+        """The bytes in host memory, copied there if they lie on a device."""
+        return self.data if self.on_device is None else self.on_device.to_host()
+
+    def release(self) -> None:
+        """Ends the view. Raises BufferError if somebody has made another one of it."""
+        if self.on_device is not None:
+            self.on_device.release()
+        elif self.data is not NO_BYTES:
+            self.data.release()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +123,10 @@ class Payload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PayloadRef:
-    """Where a payload lies. `inline` holds the bytes themselves; otherwise `segment` and `slot` name a ring's slot."""
+    """Where a payload lies. `inline` holds the bytes themselves; otherwise `segment` and `slot` name a ring's slot.
+
+    Of its `nbytes`, `device_nbytes` lie in the ring's memory on the producer's device, from `device_offset` on.
+    """
 
     tensors: tuple[TensorSpec, ...]
     meta: tuple[tuple[str, Scalar], ...]
@@ -76,6 +135,8 @@ class PayloadRef:
     slot: int = -1
     offset: int = 0
     inline: bytes | None = None
+    device_offset: int = 0
+    device_nbytes: int = 0
 
 
 def layout(shapes: tuple[tuple[str, str, tuple[int, ...]], ...]) -> tuple[tuple[TensorSpec, ...], int]:

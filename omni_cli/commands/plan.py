@@ -59,7 +59,7 @@ def _print(loaded: LoadedConfig, planned: ExecutionPlan) -> None:
     header = ("stage", "type", "replicas on devices", "memory", "weights", "KV tokens", "batch", "threads")
     console.print(table(header, (_stage(stage, planned) for stage in planned.stages)))
     console.print()
-    console.print(table(("edge", "mode", "connector", "slots", "ring"), _edges(planned)))
+    console.print(table(("edge", "mode", "connector", "slots", "ring", "because"), _edges(planned)))
     if any(edge.producer != REQUEST for stage in planned.stages for edge in stage.inputs):
         console.print(_MODES)
     if planned.mps_devices:
@@ -95,7 +95,8 @@ def _edges(planned: ExecutionPlan) -> Iterator[tuple[str, ...]]:
         edges |= {(edge.producer, edge.consumer): edge for edge in (*stage.inputs, *stage.consumers)}
     for edge in edges.values():
         ring = _size(edge.ring_bytes) if edge.ring_bytes else "as the inputs need" if edge.slots else "-"
-        yield f"{edge.producer} -> {edge.consumer}", edge.mode, edge.connector, str(edge.slots or "-"), ring
+        ends = f"{edge.producer} -> {edge.consumer}"
+        yield ends, edge.mode, edge.connector, str(edge.slots or "-"), ring, edge.reason
 
 
 def _size(count: int) -> str:

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, Strict
 
 from omni_cli.config.image import ImageConfig
 from omni_cli.config.sampling import ConfigModel, Flag, SamplingConfig, Seconds, Seed, Text
-from stages.config import EdgeMode, ExecutionType
+from stages.config import Connector, EdgeMode, ExecutionType
 
 Devices = tuple[tuple[Annotated[int, Strict(), Field(ge=0)], ...], ...]
 
@@ -49,12 +49,13 @@ class PipelineConfig(ConfigModel):
 class EdgeConfig(ConfigModel):
     """How the payloads of one edge are carried. What is null, the planner chooses."""
 
-    connector: Literal["inline", "shm"] | None = None
-    """`shm`: a preallocated ring in shared memory; `inline`: inside the control message, for small payloads."""
+    connector: Connector | None = None
+    """`shm`: a preallocated ring in shared memory; `cuda_ipc`: and a buffer on the producer's GPU for tensors that lie
+    there, read by the consumer's; `inline`: inside the control message, for small payloads."""
     slots: Annotated[int, Strict(), Field(ge=1, le=65_536)] | None = None
     """Messages that may be on their way at once, in the ring of each producing replica."""
     ring_bytes: Annotated[int, Strict(), Field(ge=4096, le=1 << 40)] | None = None
-    """Size of the ring of each producing replica; the largest payload must fit."""
+    """Size of the ring of each producing replica, and of its buffer on the GPU; the largest payload must fit."""
 
 
 class StageDeployConfig(ConfigModel):

@@ -12,6 +12,7 @@ from omni_cli.config.report import Problem, located, report
 from omni_cli.config.schema import EdgeConfig, StageDeployConfig
 from omni_cli.errors import PlanError
 from omni_cli.plan.admission import request_problems
+from omni_cli.plan.connector import Carriers
 from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
 from omni_cli.plan.memory import kv_plan, memory_problems, stage_memory
@@ -49,6 +50,9 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
     problems += misplaced
     physical = tuple(device.physical for device in inventory.devices)
     served = placements if family.has_weights and not misplaced else {}
+    if not misplaced:
+        carriers = Carriers(family=family, placements=placements, inventory=inventory)
+        problems += carriers.problems(graph, config.deploy.stages)
     mps, unshared = mps_devices(config.deploy.mps, served, physical, inventory.no_mps)
     problems += unshared
     problems += _tuning_problems(graph, loaded, placements)
@@ -133,6 +137,7 @@ class _Edges:
     loaded: LoadedConfig
     batches: Mapping[str, int]
     model_path: str
+    carriers: Carriers
 
     def between(self, producer: str, consumer: str, mode: EdgeMode) -> EdgePlan:
         setting = self._stage(consumer).inputs.get(producer, EdgeConfig())
@@ -157,7 +162,7 @@ class _Edges:
     def _edge(
         self, producer: str, consumer: str, mode: EdgeMode, setting: EdgeConfig, slots: int, key: str, *, sized: bool
     ) -> EdgePlan:
-        connector = setting.connector or "shm"
+        connector, reason = self.carriers.choose(producer, consumer, setting)
         slots = setting.slots or max(_LEAST_SLOTS, slots)
         # Twice the largest payload: one can be written while the other is read.
         default = 2 * self.loaded.family.edge_bytes(self.model_path, producer, consumer) if sized else 0
@@ -166,6 +171,7 @@ class _Edges:
             consumer=consumer,
             mode=mode,
             connector=connector,
+            reason=reason,
             slots=0 if connector == "inline" else slots,
             ring_bytes=0 if connector == "inline" else setting.ring_bytes or default,
             key=key,
@@ -192,7 +198,8 @@ def _assemble(
         name: tuned(family.stages[name], settings[name], on_gpu=bool(placements[name].replicas[0]))
         for name in graph.stages
     }
-    edges = _Edges(loaded=loaded, batches=batches, model_path=model.path)
+    carriers = Carriers(family=family, placements=placements, inventory=inventory)
+    edges = _Edges(loaded=loaded, batches=batches, model_path=model.path, carriers=carriers)
 
     def stage(name: str) -> StagePlan:
         topology = config.pipeline.stages[name]

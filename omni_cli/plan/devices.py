@@ -3,6 +3,7 @@
 A plan names devices by their position in this list; a child gets the physical id of that position.
 """
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -10,6 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 MPS_CONTROL = "nvidia-cuda-mps-control"
+
+# nvmlGpuP2PStatus_t, nvml.h
+_NO_PEER_ACCESS = {
+    1: "the chipset does not support it",
+    2: "a GPU does not support it",
+    3: "they hang on different hubs",
+    4: "the driver is told not to",
+    5: "it is not supported",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +34,12 @@ class Device:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
     """The visible devices in order. `note` says why there are none, or fewer than the machine has; `no_mps` why no MPS
-    daemon can be started."""
+    daemon can be started; `unreachable` (reader, device, why) which cannot read another one's memory."""
 
     devices: tuple[Device, ...] = ()
     note: str = ""
     no_mps: str = ""
+    unreachable: tuple[tuple[int, int, str], ...] = ()
 
     @classmethod
     def imagined(cls, count: int) -> "Inventory":
@@ -38,6 +49,10 @@ class Inventory:
 
     def __len__(self) -> int:
         return len(self.devices)
+
+    def no_peer_access(self, reader: int, device: int) -> str:
+        """Why one device cannot read another one's memory; empty if it can. Devices by their positions."""
+        return next((why for a, b, why in self.unreachable if (a, b) == (reader, device)), "")
 
 
 def _nvml() -> Any:
@@ -84,16 +99,37 @@ def device_uuid(physical: str, nvml: Callable[[], Any] = _nvml) -> str:
 def _visible(library: Any, listed: str | None) -> Inventory:
     handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
     if listed is None:
-        return Inventory(devices=tuple(_device(library, str(i), handle) for i, handle in enumerate(handles)))
+        return _inventory(library, {str(index): handle for index, handle in enumerate(handles)}, "")
     uuids = [_text(library.nvmlDeviceGetUUID(handle)) for handle in handles]
-    devices: list[Device] = []
+    chosen: dict[str, Any] = {}
     for token in (part.strip() for part in listed.split(",")):
         handle = _handle(library, token, handles, uuids)
         # As CUDA does it: the first entry that names no device hides itself and everything after it.
-        if handle is None or token in {device.physical for device in devices}:
+        if handle is None or token in chosen:
             break
-        devices.append(_device(library, token, handle))
-    return Inventory(devices=tuple(devices), note=f"CUDA_VISIBLE_DEVICES={listed} on a machine of {len(handles)}")
+        chosen[token] = handle
+    return _inventory(library, chosen, f"CUDA_VISIBLE_DEVICES={listed} on a machine of {len(handles)}")
+
+
+def _inventory(library: Any, chosen: Mapping[str, Any], note: str) -> Inventory:
+    """`chosen` has NVML's handles by physical id, in order."""
+    devices = tuple(_device(library, physical, handle) for physical, handle in chosen.items())
+    handles = list(chosen.values())
+    found = (
+        (reader, device, _no_peer_access(library, handles[reader], handles[device]))
+        for reader, device in itertools.permutations(range(len(handles)), 2)
+    )
+    return Inventory(devices=devices, note=note, unreachable=tuple(entry for entry in found if entry[2]))
+
+
+def _no_peer_access(library: Any, reader: Any, device: Any) -> str:
+    try:
+        status = library.nvmlDeviceGetP2PStatus(reader, device, library.NVML_P2P_CAPS_INDEX_READ)
+    except library.NVMLError as error:
+        return f"NVML says {error}"
+    if status == library.NVML_P2P_STATUS_OK:
+        return ""
+    return _NO_PEER_ACCESS.get(status, "NVML knows of no peer access")
 
 
 def _handle(library: Any, token: str, handles: list[Any], uuids: list[str]) -> Any | None:

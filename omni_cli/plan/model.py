@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from stages.config import EdgeMode, ExecutionType, StageTuning
+from stages.config import Connector, EdgeMode, ExecutionType, StageTuning
 from stages.messages import REQUEST
 from stages.models.registry import ImageContract
 
@@ -34,13 +34,14 @@ class EdgePlan(PlanModel):
 
     `slots` and `ring_bytes` are those of the ring of each producing replica; both 0 for `inline`. The edge from
     `request` carries decoded media into a first stage, the edge to `request` final outputs out of a last one.
-    `lookahead_units` is the input contract's, 0 on a complete edge.
+    `reason` says why that connector. `lookahead_units` is the input contract's, 0 on a complete edge.
     """
 
     producer: str
     consumer: str
     mode: EdgeMode
-    connector: Literal["inline", "shm"]
+    connector: Connector
+    reason: str = ""
     slots: int
     ring_bytes: int
     key: str

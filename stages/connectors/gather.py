@@ -1,42 +1,74 @@
 """Several payloads as one: tensors of a name concatenated along dimension 0. Plans the copies, copies nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from stages.payload import Payload, Scalar, Tensor, TensorSpec, layout
+from stages.payload import DeviceBytes, Payload, Scalar, Tensor, TensorSpec, layout
 
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """`chunks` are (offset, bytes) pairs that fill the layout `tensors`, of `nbytes` in all."""
+    """`chunks` are (offset, bytes) pairs that fill the layout `tensors`, of `nbytes` in all; likewise on the device."""
 
     tensors: tuple[TensorSpec, ...]
     meta: tuple[tuple[str, Scalar], ...]
     nbytes: int
     chunks: tuple[tuple[int, memoryview], ...]
+    device_nbytes: int = 0
+    device_chunks: tuple[tuple[int, DeviceBytes], ...] = ()
 
 
-def gather(pieces: Sequence[Payload]) -> Gathered:
-    """Of scalars with one name the last one holds. Raises ValueError where tensors of a name do not fit together."""
+def gather(pieces: Sequence[Payload], *, on_device: bool = False) -> Gathered:
+    """Of scalars with one name the last one holds. Raises ValueError where tensors of a name do not fit together.
+
+    What lies on a device is copied to the host, unless it may stay `on_device`: that is laid out by itself then.
+    """
+    meta: tuple[tuple[str, Scalar], ...]
     if len(pieces) == 1:
-        (piece,) = pieces
-        specs, nbytes = layout(tuple((t.name, t.dtype, t.shape) for t in piece.tensors))
-        chunks = tuple((spec.offset, tensor.data) for spec, tensor in zip(specs, piece.tensors, strict=True))
-        return Gathered(specs, piece.meta, nbytes, chunks)
-    named: dict[str, list[Tensor]] = {}
-    meta: dict[str, Scalar] = {}
-    for piece in pieces:
-        meta.update(piece.meta)
-        for tensor in piece.tensors:
-            named.setdefault(tensor.name, []).append(tensor)
-    specs, nbytes = layout(tuple(_joined(tensors) for tensors in named.values()))
+        named, meta = [[tensor] for tensor in pieces[0].tensors], pieces[0].meta
+    else:
+        by_name: dict[str, list[Tensor]] = {}
+        for piece in pieces:
+            for tensor in piece.tensors:
+                by_name.setdefault(tensor.name, []).append(tensor)
+        named, meta = list(by_name.values()), tuple(dict(pair for piece in pieces for pair in piece.meta).items())
+    if on_device and any(_stays(tensors) for tensors in named):
+        return _split(named, meta)
+    specs, nbytes = layout(tuple(_joined(tensors) for tensors in named))
+    return Gathered(specs, meta, nbytes, _hosted(specs, named))
+
+
+def _split(named: list[list[Tensor]], meta: tuple[tuple[str, Scalar], ...]) -> Gathered:
+    """Two layouts, and the tensors in the order in which they were."""
+    hosted, staying = [t for t in named if not _stays(t)], [t for t in named if _stays(t)]
+    specs, nbytes = layout(tuple(_joined(tensors) for tensors in hosted))
+    device_specs, device_nbytes = layout(tuple(_joined(tensors) for tensors in staying))
+    chunks: list[tuple[int, DeviceBytes]] = []
+    for spec, tensors in zip(device_specs, staying, strict=True):
+        offset = spec.offset
+        for held in (tensor.on_device for tensor in tensors):
+            if held is not None:
+                chunks.append((offset, held))
+                offset += held.nbytes
+    placed = {spec.name: spec for spec in (*specs, *(replace(spec, on_device=True) for spec in device_specs))}
+    ordered = tuple(placed[tensors[0].name] for tensors in named)
+    return Gathered(ordered, meta, nbytes, _hosted(specs, hosted), device_nbytes, tuple(chunks))
+
+
+def _stays(tensors: list[Tensor]) -> bool:
+    """Whether all of a tensor is on the device."""
+    return all(tensor.on_device is not None for tensor in tensors)
+
+
+def _hosted(specs: tuple[TensorSpec, ...], named: list[list[Tensor]]) -> tuple[tuple[int, memoryview], ...]:
     placed = []
-    for spec, tensors in zip(specs, named.values(), strict=True):
+    for spec, tensors in zip(specs, named, strict=True):
         offset = spec.offset
         for tensor in tensors:
-            placed.append((offset, tensor.data))
-            offset += tensor.data.nbytes
-    return Gathered(specs, tuple(meta.items()), nbytes, tuple(placed))
+            data = tensor.host()
+            placed.append((offset, data))
+            offset += data.nbytes
+    return tuple(placed)
 
 
 def _joined(tensors: list[Tensor]) -> tuple[str, str, tuple[int, ...]]:

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from stages.config import EdgeSpec
+from stages.config import EdgeSpec, RingSpec
 from stages.connectors.base import ConnectorReader, ConnectorWriter
+from stages.connectors.cuda_ipc import CudaIpcReader, CudaIpcWriter
+from stages.connectors.device_memory import cuda_memory
 from stages.connectors.inline import InlineReader, InlineWriter
 from stages.connectors.shm import ShmReader, ShmWriter
 from stages.messages import REQUEST
@@ -24,15 +26,21 @@ def _inline_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> Inline
     return InlineWriter(f"deploy.stages.{edge.consumer}.inputs.{edge.producer}.connector")
 
 
-def _shm_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> ShmWriter:
+def _own_ring(edge: EdgeSpec) -> RingSpec:
     if len(edge.rings) != 1:
         raise ValueError(f"edge {edge.producer} -> {edge.consumer}: a producer has one ring, not {len(edge.rings)}")
-    return ShmWriter(edge.rings[0], owner, numbers)
+    return edge.rings[0]
 
 
 CONNECTORS: Mapping[str, Connector] = {
     "inline": Connector(_inline_writer, lambda edge: InlineReader()),
-    "shm": Connector(_shm_writer, lambda edge: ShmReader(edge.rings)),
+    "shm": Connector(
+        lambda edge, owner, numbers: ShmWriter(_own_ring(edge), owner, numbers), lambda edge: ShmReader(edge.rings)
+    ),
+    "cuda_ipc": Connector(
+        lambda edge, owner, numbers: CudaIpcWriter(_own_ring(edge), owner, numbers, cuda_memory()),
+        lambda edge: CudaIpcReader(edge.rings, cuda_memory),
+    ),
 }
 
 

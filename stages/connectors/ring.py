@@ -24,9 +24,10 @@ SHM_DIR = os.environ.get("OMNI_SHM_DIR") or "/dev/shm"
 FREE, WRITTEN = 0, 1
 
 _MAGIC = b"OMNIRING"
-_VERSION = 1
-_HEADER = struct.Struct("<8sIIQQ")  # magic, version, slots, data offset, data bytes
+_VERSION = 2
+_HEADER = struct.Struct("<8sIIQQ64s")  # magic, version, slots, data offset, data bytes, handle
 _SLOT = struct.Struct("<IIQQQ")  # state, reserved, lease number, offset in the data area, length in bytes
+_HANDLE = _HEADER.size - 64  # where the handle begins
 _PAGE_BYTES = 4096
 
 
@@ -75,7 +76,7 @@ def create_ring(spec: RingSpec) -> RingFile:
     try:
         # ftruncate would succeed without memory and the first touch would be a SIGBUS
         os.posix_fallocate(fd, 0, data_offset + spec.data_bytes)
-        os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, spec.slots, data_offset, spec.data_bytes), 0)
+        os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, spec.slots, data_offset, spec.data_bytes, b""), 0)
     except BaseException as error:
         os.unlink(ring_path(spec.segment))
         os.close(fd)
@@ -161,7 +162,7 @@ class Ring:
         try:
             size = os.fstat(fd).st_size
             head = os.pread(fd, _HEADER.size, 0).ljust(_HEADER.size, b"\0")
-            magic, version, self.slots, self._data_offset, self.data_bytes = _HEADER.unpack(head)
+            magic, version, self.slots, self._data_offset, self.data_bytes, _ = _HEADER.unpack(head)
             if magic != _MAGIC or version != _VERSION or size < self._data_offset + self.data_bytes:
                 raise RingError(f"{path} is no ring of version {_VERSION}; remove it, or see `omni doctor --clean`")
             # page tables are filled here, once: page faults at first use would cost more than the copies
@@ -184,6 +185,20 @@ class Ring:
         """Writes an entry of the slot table; the producer's alone."""
         where = _HEADER.size + index * _SLOT.size
         _SLOT.pack_into(self._map, where, slot.state, 0, slot.lease, slot.offset, slot.length)
+
+    @property
+    def handle(self) -> bytes:
+        """By which a reader finds the ring's memory on the producer's device, once the producer has told it: 64 bytes.
+
+        Told before the first payload there, it is known to whoever has a reference to one.
+        """
+        return bytes(self._map[_HANDLE : _HEADER.size])
+
+    def tell(self, handle: bytes) -> None:
+        """The producer's alone. Raises ValueError for another length than 64 bytes."""
+        if len(handle) != _HEADER.size - _HANDLE:
+            raise ValueError(f"a handle has {_HEADER.size - _HANDLE} bytes, not {len(handle)}")
+        self._map[_HANDLE : _HEADER.size] = handle
 
     def live_slots(self) -> tuple[int, ...]:
         """The slots that are written and not yet reclaimed."""

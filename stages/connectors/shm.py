@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from stages.config import RingSpec
 from stages.connectors.allocator import FirstFit
-from stages.connectors.gather import gather
+from stages.connectors.gather import Gathered, gather
 from stages.connectors.ring import FREE, WRITTEN, Ring, Slot
 from stages.errors import PayloadTooLarge, StageError
 from stages.lease import Lease
@@ -35,8 +35,11 @@ class ShmWriter:
     def free_slots(self) -> int:
         return self._space.free_slots
 
-    def put(self, pieces: Sequence[Payload]) -> tuple[PayloadRef, Lease | None] | None:
-        gathered = gather(pieces)
+    def put(self, pieces: Sequence[Payload]) -> tuple[PayloadRef, Lease] | None:
+        return self.write(gather(pieces))
+
+    def write(self, gathered: Gathered) -> tuple[PayloadRef, Lease] | None:
+        """As `put`; what has stayed on a device is not written."""
         nbytes = gathered.nbytes
         if nbytes > self._ring.data_bytes:
             raise PayloadTooLarge(

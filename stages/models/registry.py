@@ -28,11 +28,13 @@ class InputContract:
     """How a stage may be fed by one producer: the modes it offers, the preferred one first.
 
     On an incremental edge a row at position p > 0 may run if more than p + `lookahead_units` units have come, or the
-    end; the first row needs one unit.
+    end; the first row needs one unit. `on_device`: the producer hands tensors over where it has computed them, on its
+    device.
     """
 
     modes: tuple[EdgeMode, ...]
     lookahead_units: int = 0
+    on_device: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from stages.runners.base import Emission, Output, RowResult
 from stages.runners.device import open_device
 from stages.runners.predictor import Moment, Predictor
 from stages.runners.stepper import Canvas, Condition, Stepper
-from stages.runners.tensors import from_payload, read_all, to_payload
+from stages.runners.tensors import from_payload, hand_over, read_all, to_payload
 from stages.schedulers.base import Denoising, KVCapacity, Row
 
 _PROMPT_CHARACTERS = 100_000  # a longer text is refused before a tokenizer sees it
@@ -190,9 +190,7 @@ class DiffusionRunner:
         return RowResult(uid=row.uid, units=0)
 
     def _handed_on(self, picture: _Picture, tensors: Mapping[str, torch.Tensor]) -> tuple[Emission, ...]:
-        payload = Payload(
-            tensors=tuple(to_payload(name, tensor) for name, tensor in tensors.items()), meta=picture.meta
-        )
+        payload = Payload(tensors=tuple(hand_over(name, tensor) for name, tensor in tensors.items()), meta=picture.meta)
         return tuple(Emission(consumer=name, units=1, payload=payload) for name in picture.request.consumers)
 
     def _condition(self, text: str) -> Condition:

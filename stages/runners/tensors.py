@@ -1,4 +1,7 @@
-"""Between torch tensors and the bytes of a payload. Copies on the way in, so that the payload's memory may go."""
+"""Between torch tensors and the bytes of a payload. Copies on the way in, so that the payload's memory may go.
+
+A received tensor is never handed over again: what is kept of it is a copy.
+"""
 
 from typing import Any
 
@@ -19,8 +22,51 @@ _DTYPES = {
 _NAMES = {np.dtype(name): name for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")}
 
 
+class TorchBytes:
+    """`DeviceBytes` of a contiguous tensor, which it keeps."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    @property
+    def device(self) -> str:
+        return str(self._tensor.device)
+
+    @property
+    def address(self) -> int:
+        return int(self._tensor.data_ptr())
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._tensor.nbytes)
+
+    def to_host(self) -> memoryview:
+        return to_payload("", self._tensor).data
+
+    def fill(self, target: torch.Tensor) -> None:
+        target.copy_(self._tensor)
+
+    def release(self) -> None:
+        """It is the producer's own memory, and ends with it."""
+
+
+def hand_over(name: str, tensor: torch.Tensor) -> Tensor:
+    """The tensor for another stage, where it is: on a device, if it is there. The connector of the edge then carries
+    it from there, or copies it to the host."""
+    if tensor.device.type == "cpu" or not tensor.numel():
+        return to_payload(name, tensor)
+    held = tensor.detach().contiguous()
+    dtype = str(held.dtype).removeprefix("torch.")
+    return Tensor(name=name, dtype=dtype, shape=tuple(held.shape), on_device=TorchBytes(held))
+
+
 def from_payload(tensor: Tensor) -> torch.Tensor:
-    """A copy on the CPU, of the same dtype and shape."""
+    """A copy of the same dtype and shape, complete on return: on the CPU, or on this process's device if it came by
+    one."""
+    if tensor.on_device is not None:
+        copy = torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype], device=tensor.on_device.device)
+        tensor.on_device.fill(copy)
+        return copy
     if not tensor.data.nbytes:
         return torch.empty(tensor.shape, dtype=_DTYPES[tensor.dtype])
     # A writable copy: torch warns about, and must not get, memory that it could write into.

@@ -76,7 +76,7 @@ def _invalidate(payload: Payload) -> None:
     """Ends the views, so that a runner which kept one gets an error and not another request's data."""
     for tensor in payload.tensors:
         try:
-            tensor.data.release()
+            tensor.release()
         except BufferError as error:
             raise StageError(
                 f"the runner kept a view of tensor {tensor.name!r} after `feed`; its memory is gone then: copy it"

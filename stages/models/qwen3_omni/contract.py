@@ -25,7 +25,8 @@ _MEDIA_BYTES = 256 << 20
 # Media tokens of one prompt whose hidden states fit in float32: 5 minutes of audio, or 4 pictures of a megapixel. The
 # default ring is twice as large and bfloat16 half, so that four times as many pass.
 _MEDIA_TOKENS = 4096
-_COMPLETE = InputContract(modes=("complete",))
+# A token is spoken once it is known not to be the last. Hidden states of media come from the thinker's device.
+_HEARD = InputContract(modes=("incremental", "complete"), lookahead_units=1, on_device=True)
 _LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, graphs=True)
 
 # Any one file of a line will do.
@@ -113,8 +114,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             ),
             "talker": StageContract(
                 execution_type="llm_ar",
-                # A token is spoken once it is known not to be the last.
-                inputs={"thinker": InputContract(modes=("incremental", "complete"), lookahead_units=1)},
+                inputs={"thinker": _HEARD},
                 sampled=True,
                 memory_share=2,
                 tuning=_LANGUAGE,

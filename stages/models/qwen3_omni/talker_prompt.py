@@ -14,7 +14,8 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerInputs:
-    """What the thinker's stage hands over of a request's prompt, on the CPU.
+    """What the thinker's stage hands over of a request's prompt, on the CPU but for `media_hidden`, which may be on the
+    device.
 
     `prompt_ids` [n]; `media_hidden` [media tokens of the prompt, thinker hidden]; the grids [media, 3] in patches,
     `video_second_per_grid` [videos] in seconds and `audio_lengths` [audios] in mel frames place media in multimodal

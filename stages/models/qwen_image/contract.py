@@ -19,7 +19,7 @@ _STEP_TOKENS = 32_768
 _TUNING = StageTuning(step_tokens=_STEP_TOKENS, compile="blocks")
 
 _PROMPT_TOKENS = 512
-_COMPLETE = InputContract(modes=("complete",))
+_COMPLETE = InputContract(modes=("complete",), on_device=True)
 _WEIGHTS = ("transformer", "vae", "text_encoder")
 PARTS = {
     "painter": _WEIGHTS,

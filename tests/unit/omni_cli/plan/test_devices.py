@@ -35,6 +35,15 @@ class Nvml:
     def nvmlDeviceGetName(self, handle):
         return f"H{handle}"
 
+    NVML_P2P_CAPS_INDEX_READ, NVML_P2P_STATUS_OK = 0, 0
+
+    def nvmlDeviceGetP2PStatus(self, reader, device, index):
+        """0 and 1 read each other; 2 reads none, and of reading it nothing is known."""
+        assert (reader != device, index) == (True, 0)
+        if device == 2:
+            raise self.NVMLError("Not Supported")
+        return 3 if reader == 2 else 0
+
     def nvmlDeviceGetMemoryInfo(self, handle):
         return type("Memory", (), {"total": (handle + 1) << 30})
 
@@ -72,3 +81,10 @@ def test_a_machine_without_a_driver_has_none_and_says_why():
     found = visible_devices({}, Absent)
     assert len(found) == 0
     assert "Not Found" in found.note
+
+
+def test_peer_access_is_by_position_and_comes_with_its_reason():
+    found = visible_devices({"CUDA_VISIBLE_DEVICES": "2,0,1"}, Nvml)
+    assert found.no_peer_access(1, 2) == found.no_peer_access(2, 1) == ""
+    assert found.no_peer_access(0, 1) == "they hang on different hubs"
+    assert found.no_peer_access(1, 0) == "NVML says Not Supported"

@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from stages.payload import Payload
-from stages.runners.tensors import from_payload, read_all, to_payload
+from stages.connectors.device_memory import DeviceBlock
+from stages.payload import Payload, Tensor
+from stages.runners.tensors import TorchBytes, from_payload, hand_over, read_all, to_payload
+from tests.unit.stages.connectors.shared_device import SharedDevice
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,20 @@ def test_the_copy_outlives_the_payload() -> None:
     copies = read_all(Payload(tensors=(to_payload("x", source),)))
     source.zero_()
     assert copies["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_what_is_handed_over_stays_where_it_is() -> None:
+    with torch.inference_mode():
+        tensor = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    assert hand_over("x", tensor).on_device is None
+    held = TorchBytes(tensor)
+    assert bytes(held.to_host()) == bytes(to_payload("x", tensor).data)
+    assert torch.equal(from_payload(Tensor(name="x", dtype="bfloat16", shape=(2, 3), on_device=held)), tensor)
+
+
+def test_a_tensor_that_came_by_a_device_is_a_complete_copy_there() -> None:
+    source = torch.arange(6, dtype=torch.int32)
+    block = DeviceBlock(SharedDevice(""), source.data_ptr(), source.nbytes)
+    copy = from_payload(Tensor(name="x", dtype="int32", shape=(2, 3), on_device=block))
+    source.zero_()
+    assert copy.tolist() == [[0, 1, 2], [3, 4, 5]]
