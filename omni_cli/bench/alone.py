@@ -4,14 +4,21 @@ Worker, scheduler and runner are those of a run; so are its rings. Nobody reads 
 """
 
 import itertools
+import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from omni_cli.bench.deployment import deployed
+from omni_cli.bench.figure import number
+from omni_cli.bench.report import Facts
+from omni_cli.bench.steps import StepLog
 from omni_cli.errors import StageFailure
 from omni_cli.launch.process import StageProcess
+from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_spec
 from omni_cli.runtime.request import OmniRequest
+from omni_cli.streams import say
 from stages.config import StageSpec
 from stages.events import MessagePut, OutputProduced, StageFailed, StageFinished, StepDone, StepReport
 from stages.lease import Lease
@@ -29,12 +36,34 @@ from stages.messages import (
 )
 from stages.models.registry import Feed
 from stages.payload import Payload, PayloadRef, layout
+from stages.runners.device_rates import COPY_FACT, MATMUL_FACT, tell_device_rates
 
 
 def lonely_spec(plan: ExecutionPlan, stage: str, run_id: str) -> StageSpec:
     """The stage's first replica as in the plan, but that what comes in comes within the messages."""
     spec = stage_spec(plan, stage, 0, run_id)
     return replace(spec, inputs=tuple(replace(edge, connector="inline", rings=()) for edge in spec.inputs))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRates:
+    """Bytes that the device of a stage copies in a second, and FLOP of its matrix products."""
+
+    bytes_per_s: float
+    flop_per_s: float
+
+
+def device_rates(plan: ExecutionPlan, stage: str, interrupts: Interrupts) -> DeviceRates:
+    """Measured in a process of its own where the stage's first replica would be."""
+    say("what the device can do")
+    spec, log = lonely_spec(plan, stage, secrets.token_hex(4)), StepLog(plan)
+    with deployed(plan, interrupts, log, specs=[spec], run_stage=tell_device_rates):
+        facts = log.facts[spec.process]
+        return DeviceRates(bytes_per_s=float(facts[COPY_FACT]), flop_per_s=float(facts[MATMUL_FACT]))
+
+
+def peak_fact(flop_per_s: float) -> Facts:
+    return (("peak", f"{number(flop_per_s / 1e12)} TFLOP/s"),) if flop_per_s else ()
 
 
 Order = tuple[OmniRequest, Feed]
@@ -89,6 +118,7 @@ class LonelyStage:
             sampling=request.sampling.get(spec.stage, Sampling()),
             conversation=() if fed else request.conversation,
             voice=request.voice,
+            image=request.image,
             options=request.options,
         )
 

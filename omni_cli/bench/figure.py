@@ -69,6 +69,8 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 def number(value: float) -> str:
     """Three digits that mean something."""
     size = abs(value)
+    if 0 < size < 0.1:
+        return f"{value:.2g}"
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 

@@ -8,15 +8,27 @@ from omni_cli.bench.figure import Figure, by_key, number, spread
 from omni_cli.bench.load import Load
 from omni_cli.bench.report import Table
 from omni_cli.bench.served import Served
-from omni_cli.bench.steps import StageLoad, StepLog
+from omni_cli.bench.steps import DENOISING, StageLoad, StepLog
 from omni_cli.streams import say
 
 SPREAD_NOTE = "Two numbers in a cell are the median and the 99th percentile, of fewer than 100 the largest."
 _LEVELS = (
     "load", "done", "failed", "TTFT ms", "TTFA ms", "gap ms", "underruns", "pre-buffer ms", "RTF", "xRT", "requests/s",
 )  # fmt: skip
-_STAGES = ("load", "stage", "busy", "steps", "rows", "step ms", "between ms", "unit ms", "counters")
+_DRAWN = (
+    "load", "done", "failed", "s an image", "images/s", "steps/s", "steps to join", "ms to join", "TFLOP/s", "of peak",
+)  # fmt: skip
+_STAGES = ("load", "stage", "busy", "steps", "rows", "step ms", "between ms", "unit ms")
 _NAMED = 3  # failures of a load that are told one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """FLOP of a request's denoising step, None without a formula; and the FLOP/s that its device can do, 0 if that is
+    not known."""
+
+    step_flop: int | None = None
+    peak: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +41,18 @@ class Level:
     warm_up_failed: int
     prompt_tokens: Sequence[int]
     stages: Sequence[StageLoad]
+    drawing: Drawing = Drawing()
 
     @classmethod
-    def of(cls, load: Load, served: Sequence[Served], warm: Sequence[Served], log: StepLog, prefix: str) -> "Level":
+    def of(
+        cls,
+        load: Load,
+        served: Sequence[Served],
+        warm: Sequence[Served],
+        log: StepLog,
+        prefix: str,
+        drawing: Drawing,
+    ) -> "Level":
         """`prefix` and its number are the id under which `log` knows a request."""
         wall_s = (max(one.end_ns for one in served) - min(one.start_ns for one in served)) / 1e9
         done = {f"{prefix}{one.number}" for one in served if one.error is None}
@@ -42,7 +63,13 @@ class Level:
             warm_up_failed=sum(one.error is not None for one in warm),
             prompt_tokens=log.prompt_tokens(done),
             stages=log.loads(wall_s, done),
+            drawing=drawing,
         )
+
+    @property
+    def denoising(self) -> StageLoad | None:
+        """The steps that draw; None where nothing is drawn."""
+        return next((load for load in self.stages if load.unit == DENOISING and load.units), None)
 
     @property
     def done(self) -> Sequence[Served]:
@@ -72,9 +99,10 @@ class Level:
             ("rtf", "real-time factor", "", each(lambda one: one.rtf)),
             ("request_ms", "request", "ms", ((one.end_ns - one.start_ns) / 1e6 for one in done)),
             ("audio_s", "playing time of a request", "s", audio_s),
-            ("prompt_tokens", "prompt", "tokens", self.prompt_tokens),
+            ("prompt_tokens", "prompt", "tokens", [] if self.denoising else self.prompt_tokens),
             ("xrt", "seconds of sound a second", "", [sum(audio_s) / self.wall_s] if audio_s else []),
             ("requests_per_s", "requests", "1/s", [len(done) / self.wall_s]),
+            *self._drawn(),
         ]
         for load in self.stages:
             name = load.stage
@@ -86,6 +114,22 @@ class Level:
                 (f"{name}_busy", f"{name}, share of the time in steps", "", [load.busy]),
             ]
         return by_key(found)
+
+    def _drawn(self) -> list[tuple[str, str, str, Iterable[float]]]:
+        load, flop = self.denoising, self.drawing.step_flop
+        if load is None:
+            return []
+        took = ((one.end_ns - one.start_ns) / 1e9 for one in self.done)
+        rate = flop * load.units / (sum(load.step_ms) / 1e3) if flop else 0.0
+        peak = self.drawing.peak
+        return [
+            ("image_s", "an image", "s", took),
+            ("steps_per_s", "denoising steps of requests", "1/s", [load.units / self.wall_s]),
+            ("join_steps", "steps until a request joins", "steps", (steps for steps, _ in load.admissions)),
+            ("join_ms", "from submission to the first step", "ms", (ms for _, ms in load.admissions)),
+            ("tflop_per_s", "matrix products of denoising steps", "TFLOP/s", [rate / 1e12] if rate else []),
+            ("peak_share", "of the device's measured peak", "", [rate / peak] if rate and peak else []),
+        ]
 
     def document(self) -> dict[str, Any]:
         """As JSON: every figure with its samples, every failure with its reason."""
@@ -110,9 +154,36 @@ class Level:
 
 
 def tables(levels: Sequence[Level]) -> tuple[Table, Table]:
-    """A row for each load; a row for each stage under it."""
-    stages = [row for level in levels for row in _stages(level)]
-    return (_LEVELS, [_row(level) for level in levels]), (_STAGES, stages)
+    """A row for each load; a row for each stage under it, with a column for each counter."""
+    drawn = any(level.denoising for level in levels)
+    counters = counter_names(load for level in levels for load in level.stages)
+    stages = [row for level in levels for row in _stages(level, counters)]
+    rows = [_drawn_row(level) if drawn else _row(level) for level in levels]
+    return (_DRAWN if drawn else _LEVELS, rows), ((*_STAGES, *counters), stages)
+
+
+def counter_names(loads: Iterable[StageLoad]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for load in loads for name in load.counters))
+
+
+def counted(load: StageLoad, names: Iterable[str]) -> tuple[str, ...]:
+    """The cells of its counters."""
+    return tuple(str(load.counters.get(name, "-")) for name in names)
+
+
+def _drawn_row(level: Level) -> tuple[str, ...]:
+    found = level.figures()
+    share = found.get("peak_share")
+    return (
+        str(level.load),
+        str(len(level.done)),
+        str(len(level.failed)),
+        spread(found.get("image_s")),
+        *(number(found[key].median) if key in found else "-" for key in ("requests_per_s", "steps_per_s")),
+        *(spread(found.get(key)) for key in ("join_steps", "join_ms")),
+        number(found["tflop_per_s"].median) if "tflop_per_s" in found else "-",
+        "-" if share is None else f"{share.median:.0%}",
+    )
 
 
 def _row(level: Level) -> tuple[str, ...]:
@@ -129,7 +200,7 @@ def _row(level: Level) -> tuple[str, ...]:
     )
 
 
-def _stages(level: Level) -> list[tuple[str, ...]]:
+def _stages(level: Level, counters: Sequence[str]) -> list[tuple[str, ...]]:
     found = level.figures()
     return [
         (
@@ -139,8 +210,10 @@ def _stages(level: Level) -> list[tuple[str, ...]]:
             str(load.steps),
             number(load.rows),
             *(spread(found.get(f"{load.stage}_{key}_ms")) for key in ("step", "gap")),
-            f"{spread(found.get(f'{load.stage}_{load.unit}_ms'))} a {load.unit}" if load.unit_ms else "-",
-            load.path,
+            f"{spread(found.get(f'{load.stage}_{load.unit}_ms'))} a {load.unit.split('_')[-1]}"
+            if load.unit_ms
+            else "-",
+            *counted(load, counters),
         )
         for load in level.stages
     ]

@@ -11,6 +11,9 @@ _PANELS = (
     ("ttfa_ms", "time to first audio, ms"),
     ("gap_ms", "gap between pieces of sound, ms"),
     ("rtf", "real-time factor"),
+    ("image_s", "seconds an image"),
+    ("join_ms", "from submission to the first step, ms"),
+    ("steps_per_s", "denoising steps a second"),
     ("xrt", "seconds of sound a second"),
     ("requests_per_s", "requests a second"),
 )

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.bench.report import Facts, Report, Table
+from omni_cli.config.library import RECIPE
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import visible_devices
 from omni_cli.plan.model import ExecutionPlan
+from omni_cli.streams import say
 
 _GIB = 1 << 30
 
@@ -32,6 +34,8 @@ class Prepared:
         """Raises OmniError for what is refused."""
         now = datetime.now().astimezone()
         loaded, inventory = load_config(words), visible_devices()
+        if RECIPE not in loaded.origins.choices:
+            say(f"no recipe was given (recipe=NAME): this is pipeline {loaded.pipeline}")
         machine = (*machine_facts(now), *(("gpu", device.name) for device in inventory.devices))
         return cls(command=command, now=now, loaded=loaded, plan=build_plan(loaded, inventory), machine=machine)
 

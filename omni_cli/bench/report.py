@@ -10,7 +10,7 @@ from typing import Any
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.bench.figure import Figure, number
 from omni_cli.streams import say
-from omni_cli.table import stdout, table
+from omni_cli.table import print_fitting, stdout
 
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header and its rows, of text."""
@@ -35,8 +35,7 @@ class Report:
 
     def print(self) -> None:
         for header, rows in self.tables:
-            stdout().print(table(header, rows))
-            stdout().print()
+            print_fitting(header, rows)
         for line in (*self.notes, f"plan: {self.digest}", *(f"{name}: {value}" for name, value in self.machine)):
             stdout().print(line)
 

@@ -33,7 +33,7 @@ class Playback:
 class Served:
     """`start_ns` is when the request was due: in an open loop, time that it waited for the caller counts as well.
 
-    `error` says why it failed; None: it gave all that it was asked for.
+    `error` says why it failed; None: it gave all that it was asked for. `picture` are its pixels, if they are kept.
     """
 
     number: int
@@ -41,6 +41,7 @@ class Served:
     end_ns: int = 0
     pieces: list[Piece] = field(default_factory=list)
     error: str | None = None
+    picture: bytes = b""
 
     def check(self, asked: Mapping[str, int | None]) -> None:
         """An answer with less or more units of an output than were asked for has failed; None: any number will do."""

@@ -7,18 +7,19 @@ named, and is part of no other figure.
 import asyncio
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.bench.alone import device_rates, peak_fact
 from omni_cli.bench.deployment import carry, deployed
-from omni_cli.bench.level import SPREAD_NOTE, Level, tables
+from omni_cli.bench.level import SPREAD_NOTE, Drawing, Level, tables
 from omni_cli.bench.load import Load
 from omni_cli.bench.plot import draw
 from omni_cli.bench.prepared import Prepared
 from omni_cli.bench.report import Report
-from omni_cli.bench.served import AUDIO, Piece, Served
+from omni_cli.bench.served import Piece, Served
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StepLog
 from omni_cli.console import logging_to
@@ -34,11 +35,14 @@ from omni_cli.trace.summary import duration_s, type_of
 
 @dataclass(slots=True, kw_only=True)
 class Serving:
-    """What is to be measured, and what was: a level for each load. `facts` by process are those of its start."""
+    """What is to be measured, and what was: a level for each load. `facts` by process are those of its start. `peak` is
+    what the device of a stage that denoises can do, in FLOP/s, 0 if that does not matter. `keep` keeps pictures."""
 
     plan: ExecutionPlan
     requests: SizedRequests
     loads: tuple[Load, ...]
+    peak: float = 0.0
+    keep: bool = False
     levels: list[Level] = field(default_factory=list)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -52,15 +56,16 @@ class Serving:
                 warm = await _carried(engine, self.requests.warm, load.warm_up)
                 log.clear()
                 say(f"{load}: {load.requests} requests")
-                served = await _carried(engine, self.requests, load)
-                self.levels.append(Level.of(load, served, warm, log, self.requests.prefix))
+                served = await _carried(engine, self.requests, load, keep=self.keep)
+                drawing = Drawing(step_flop=self.requests.step_flop, peak=self.peak)
+                self.levels.append(Level.of(load, served, warm, log, self.requests.prefix, drawing))
 
         with deployed(self.plan, interrupts, log, *listeners, trace=trace) as deployment:
             self.facts = {process: dict(facts) for process, facts in log.facts.items()}
             carry(each_load, interrupts, deployment)
 
 
-async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load) -> list[Served]:
+async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load, *, keep: bool = False) -> list[Served]:
     served: list[Served] = []
     made = []
     for number in range(load.requests):  # before anyone waits for them
@@ -73,6 +78,8 @@ async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load) -> l
         try:
             async for chunk in engine.generate(made[number]):
                 one.pieces.append(_piece(chunk))
+                if keep and chunk.payload is not None:
+                    one.picture = bytes(chunk.payload.tensor(chunk.modality).data)
         except OmniError as error:
             one.error = str(error)
         one.end_ns = time.monotonic_ns()
@@ -83,7 +90,7 @@ async def _carried(engine: OmniEngine, requests: SizedRequests, load: Load) -> l
 
 
 def _piece(chunk: OutputChunk) -> Piece:
-    plays_s = 0.0 if chunk.payload is None or chunk.modality == "text" else duration_s(chunk.payload)
+    plays_s = 0.0 if chunk.payload is None or type_of(chunk.modality) != "audio" else duration_s(chunk.payload)
     return Piece(t_ns=time.monotonic_ns(), modality=chunk.modality, units=chunk.units, plays_s=plays_s)
 
 
@@ -91,7 +98,7 @@ def bench_run(
     prepared: Prepared, serving: Serving, *, out: Path | None, json_to: Path | None, page: Path | None
 ) -> int:
     """Into a run folder. 0, or 1 if a request failed. OmniError for what cannot be started."""
-    loaded, plan = prepared.loaded, prepared.plan
+    loaded, plan, requests = prepared.loaded, prepared.plan, serving.requests
     with Interrupts() as interrupts:
         folder = (
             RunFolder.create(recipe=loaded.recipe, started_at=prepared.now) if out is None else RunFolder.claim(out)
@@ -99,6 +106,8 @@ def bench_run(
         write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
         with logging_to(folder.path / "run.log", quiet=True):
             try:
+                if requests.step_flop and not serving.peak:
+                    serving.peak = device_rates(plan, _denoiser(plan), interrupts).flop_per_s
                 serving.measure(interrupts, trace=folder.trace if loaded.config.trace.enabled else None)
             finally:
                 if serving.levels:
@@ -113,18 +122,17 @@ def bench_run(
     return int(any(level.failed for level in serving.levels))
 
 
+def _denoiser(plan: ExecutionPlan) -> str:
+    return next(stage.name for stage in plan.stages if stage.execution_type == "diffusion")
+
+
 def _report(prepared: Prepared, serving: Serving) -> Report:
     requests = serving.requests
-    size, outputs = requests.size, ", ".join(requests.outputs)
-    frames = f", {size.frames} frames" if AUDIO in map(type_of, requests.outputs) else ""
-    workload = (
-        f"A request has {size.prompt_tokens} prompt tokens and asks for {outputs}: "
-        f"{size.text_tokens} text tokens{frames}; end tokens ignored, no two requests alike."
-    )
     details = {
         "processes": serving.facts,
-        "workload": {**asdict(size), "outputs": list(requests.outputs), "seed": requests.seed},
+        "workload": requests.document(),
         "levels": [level.document() for level in serving.levels],
     }
     section = ("run", "text") if requests.outputs == ("text",) else ("run",)
-    return prepared.report(section, tables(serving.levels), details, (workload, SPREAD_NOTE))
+    notes = (str(requests), *requests.notes, SPREAD_NOTE)
+    return prepared.report(section, tables(serving.levels), details, notes, machine=peak_fact(serving.peak))

@@ -2,7 +2,7 @@
 
 The floor of a step is the bytes that it must read (the family contract's `step_bytes`) by the bandwidth of the device's
 memory, as a copy within it measures it, or as it is given. No kernel can be faster; a long chunk of code2wav is bound
-by arithmetic instead.
+by arithmetic instead. So is a denoising step: its floor is its FLOP (`step_flops`) by those of a product of matrices.
 """
 
 import secrets
@@ -10,13 +10,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from omni_cli.bench.alone import LonelyStage, lonely_spec
+from omni_cli.bench.alone import LonelyStage, device_rates, lonely_spec, peak_fact
 from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Figure, by_key, number, spread
+from omni_cli.bench.level import counted, counter_names
 from omni_cli.bench.prepared import Prepared
 from omni_cli.bench.report import Report
 from omni_cli.bench.sized import SizedRequests
-from omni_cli.bench.steps import StageLoad, StepLog, stage_load
+from omni_cli.bench.steps import StageLoad, stage_load
 from omni_cli.errors import ConfigError
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import StagePlan
@@ -24,34 +25,36 @@ from omni_cli.streams import say
 from stages.events import StepDone
 from stages.messages import REQUEST
 from stages.models.registry import Feed, RequestSize
-from stages.runners.copy_rate import FACT, tell_copy_rate
 
 _TEXT_TOKENS = 64  # of the text that a talker speaks
 _WARM_STEPS = 8
 
-_HEADER = ("batch", "steps", "step ms", "between ms", "floor ms", "step / floor", "prefill ms", "counters")
+_HEADER = ("batch", "steps", "step ms", "between ms", "floor ms", "step / floor", "prefill ms")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSteps:
-    """The full steps of one batch size; `prefill_ms` is the time of all steps before them. `floor_ms`: None if the
-    family has no formula."""
+    """The full steps of one batch size; `prefill_ms` is the time of all steps before them. `floor_ms` and the `flop` of
+    a step: None if the family has no formula."""
 
     batch: int
     load: StageLoad
     prefill_ms: float
     floor_ms: float | None
+    flop: int | None = None
 
     def figures(self) -> dict[str, Figure]:
         samples: dict[str, tuple[str, Iterable[float]]] = {
             "step_ms": ("a step", self.load.step_ms),
             "prefill_ms": ("prefill", [self.prefill_ms]),
             "gap_ms": ("between two steps", self.load.gap_ms),
-            "floor_ms": ("byte floor", [self.floor_ms] if self.floor_ms else []),
+            "floor_ms": ("floor", [self.floor_ms] if self.floor_ms else []),
         }
-        return by_key((key, f"batch {self.batch}, {title}", "ms", found) for key, (title, found) in samples.items())
+        figures = [(key, f"batch {self.batch}, {title}", "ms", found) for key, (title, found) in samples.items()]
+        rates = [self.flop / ms / 1e9 for ms in self.load.step_ms] if self.flop else []
+        return by_key([*figures, ("tflop_per_s", f"batch {self.batch}, matrix products", "TFLOP/s", rates)])
 
-    def row(self) -> tuple[str, ...]:
+    def row(self, counters: Iterable[str]) -> tuple[str, ...]:
         found = self.figures()
         return (
             str(self.batch),
@@ -60,14 +63,15 @@ class BatchSteps:
             number(self.floor_ms) if self.floor_ms else "-",
             number(found["step_ms"].median / self.floor_ms) if self.floor_ms else "-",
             number(self.prefill_ms),
-            self.load.path,
+            *([number(found["tflop_per_s"].median)] if self.flop else []),
+            *counted(self.load, counters),
         )
 
 
 @dataclass(slots=True, kw_only=True)
 class StageBench:
     """What is to be measured, and what was. `context` is the sequence before the first measured step, in tokens;
-    `bandwidth` in bytes a second, 0 until it is known."""
+    `bandwidth` in bytes a second and `peak` in FLOP a second are 0 until they are known."""
 
     prepared: Prepared
     name: str
@@ -76,6 +80,7 @@ class StageBench:
     steps: int
     seed: int
     bandwidth: float
+    peak: float = 0.0
     stage: StagePlan = field(init=False)
     found: list[BatchSteps] = field(default_factory=list)
 
@@ -93,16 +98,26 @@ class StageBench:
             raise ConfigError(
                 f"family `{plan.family}` cannot feed `{self.name}` alone (contract `feed`): measure a first stage"
             )
+        if plan.image is not None and not self._denoises:
+            raise ConfigError(f"{self.name} takes no steps that could be measured: it has one a request")
+        image = self._requests(1).image
+        budget = self.stage.tuning.step_tokens
+        if plan.image is not None and image is not None and budget is not None:
+            tokens = image.width * image.height // plan.image.multiple**2 * (2 if image.guided else 1)
+            if most > 1 and most * tokens > budget:
+                raise ConfigError(
+                    f"a batch of {most}: its steps have {most * tokens} latent tokens, and {budget} is the most; raise "
+                    f"deploy.stages.{self.name}.step_tokens, or measure less (--batch)"
+                )
 
     def measure(self, interrupts: Interrupts) -> Report:
-        """Starts the stage once for all batch sizes; before it, a process that measures the bandwidth if need be."""
-        plan = self.prepared.plan
+        """Starts the stage once for all batch sizes; before it, a process that measures the device if need be."""
+        plan, family = self.prepared.plan, self.prepared.loaded.family
         spec = lonely_spec(plan, self.name, secrets.token_hex(4))
-        if self.prepared.loaded.family.step_bytes is not None and not self.bandwidth:
-            say("memory bandwidth")
-            log = StepLog(plan)
-            with deployed(plan, interrupts, log, specs=[spec], run_stage=tell_copy_rate):
-                self.bandwidth = float(log.facts[spec.process][FACT])
+        if (family.step_bytes and not self.bandwidth) or (family.step_flops and not self.peak):
+            rates = device_rates(plan, self.name, interrupts)
+            self.bandwidth = self.bandwidth or (rates.bytes_per_s if family.step_bytes else 0.0)
+            self.peak = self.peak or (rates.flop_per_s if family.step_flops else 0.0)
         with deployed(plan, interrupts, specs=[spec]) as deployment:
             lonely = LonelyStage(deployment.running.replicas[0])
             for batch in self.batches:
@@ -114,23 +129,38 @@ class StageBench:
             for found in self.found
             for key, figure in found.figures().items()
         }
-        table = _HEADER, [found.row() for found in self.found]
+        counters = counter_names(found.load for found in self.found)
+        rate = ("TFLOP/s",) if family.step_flops else ()
+        table = (*_HEADER, *rate, *counters), [found.row(counters) for found in self.found]
         memory = (("bandwidth", f"{self.bandwidth / 1e9:.0f} GB/s"),) if self.bandwidth else ()
-        return self.prepared.report(("stage", self.name), [table], {"figures": figures}, machine=memory)
+        facts = (*memory, *peak_fact(self.peak))
+        return self.prepared.report(("stage", self.name), [table], {"figures": figures}, machine=facts)
+
+    @property
+    def _denoises(self) -> bool:
+        return self.stage.execution_type == "diffusion"
 
     @property
     def _fed(self) -> bool:
         return any(edge.producer != REQUEST for edge in self.stage.inputs)
 
     def _carry(self, lonely: LonelyStage, batch: int, steps: int) -> list[StepDone]:
-        first, then = self.stage.tuning.first_chunk_frames or 1, self.stage.tuning.chunk_frames or 1
-        autoregressive = self.stage.execution_type == "llm_ar"
-        frames = steps if autoregressive else first + steps * then
+        first, then = self._chunks
+        requests = self._requests(steps)
+        orders = [(requests.make(number), self._feed(requests.size, requests.draw(number))) for number in range(batch)]
+        return lonely.carry(orders, (1,) if self.stage.execution_type == "llm_ar" else (first, *[then] * steps))
+
+    @property
+    def _chunks(self) -> tuple[int, int]:
+        """Frames of the first message, and of each one behind it."""
+        return self.stage.tuning.first_chunk_frames or 1, self.stage.tuning.chunk_frames or 1
+
+    def _requests(self, steps: int) -> SizedRequests:
+        first, then = self._chunks
+        frames = steps if self.stage.execution_type == "llm_ar" else first + steps * then
         text = _TEXT_TOKENS if self._fed else steps + 1
         size = RequestSize(prompt_tokens=self.context, text_tokens=text, frames=frames)
-        requests = SizedRequests.of(self.prepared.loaded, self.prepared.plan, size, self.seed)
-        orders = [(requests.make(number), self._feed(size, requests.draw(number))) for number in range(batch)]
-        return lonely.carry(orders, (1,) if autoregressive else (first, *[then] * steps))
+        return SizedRequests.of(self.prepared.loaded, self.prepared.plan, size, self.seed).of_steps(steps)
 
     def _feed(self, size: RequestSize, draw: Random) -> Feed:
         feed = self.prepared.loaded.family.feed
@@ -140,6 +170,8 @@ class StageBench:
         usual = self.stage.tuning.chunk_frames or 1
 
         def full(step: StepDone) -> bool:
+            if self._denoises:
+                return len(step.rows) == batch and step.rows[0].phase == "denoise"
             return len(step.rows) == batch and all(
                 row.phase == "decode" or (row.phase == "forward" and row.units == usual) for row in step.rows
             )
@@ -151,7 +183,10 @@ class StageBench:
                 f"deploy.stages.{self.name}.kv_blocks or memory_fraction"
             )
         floor, model = self.prepared.loaded.family.step_bytes, self.prepared.plan.model
-        floor_ms = None
+        floor_ms, row = None, self._requests(self.steps).step_flop
+        flop = None if row is None else row * batch
+        if flop is not None and self.peak:
+            floor_ms = 1e3 * flop / self.peak
         if floor is not None and self.bandwidth:
             behind = self.context + len(measured) // 2
             floor_ms = 1e3 * floor(model.path, self.name, model.dtype, batch, behind) / self.bandwidth
@@ -160,4 +195,5 @@ class StageBench:
             load=stage_load(self.name, "unit", [measured], 1.0, ()),
             prefill_ms=sum((step.end_ns - step.t_ns) / 1e6 for step in steps if step.index < measured[0].index),
             floor_ms=floor_ms,
+            flop=flop,
         )

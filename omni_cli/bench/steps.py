@@ -2,37 +2,40 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import Event, RequestAdmitted
 from stages.events import InputReady, ProcessReady, StepDone
 
+DENOISING = "denoising_step"
+"""The unit of a stage that denoises."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
     """One stage under load, all its replicas.
 
-    `step_ms` by step; `rows` a step on average. `gap_ms` lies between a step and the next one if they have a request in
+    Of a stage that denoises, each kind of its steps is one (`painter_denoise`). `step_ms` by step; `rows` a step on
+    average; `units` in all of them. `gap_ms` lies between a step and the next one if they have a request in
     common: the host's share, and waiting for input. `busy` is the share of the time that a replica spent in steps.
-    `unit_ms` by request: from its first unit to its last, a unit (`unit`, token or frame), waiting included. `counters`
-    sum what the runner says of its path.
+    `unit_ms` by request: from its first unit to its last, a unit (`unit`: token, frame or denoising step), waiting
+    included. `admissions` by request: denoising steps that ended between its submission and its first one, and the ms.
+    `counters` sum what the runner says of its path.
     """
 
     stage: str
     unit: str
     steps: int
     rows: float
+    units: int
     busy: float
     step_ms: tuple[float, ...]
     gap_ms: tuple[float, ...]
     unit_ms: tuple[float, ...]
     counters: Mapping[str, int]
-
-    @property
-    def path(self) -> str:
-        return ", ".join(f"{name} {count}" for name, count in self.counters.items()) or "-"
+    admissions: tuple[tuple[int, float], ...] = ()
 
 
 class StepLog:
@@ -42,6 +45,7 @@ class StepLog:
         self._plan = plan
         self._entries = {stage.name for stage in plan.entries}
         self._names: dict[int, str] = {}
+        self._admitted_ns: dict[int, int] = {}
         self.facts: dict[str, Mapping[str, str]] = {}
         self.clear()
 
@@ -56,6 +60,7 @@ class StepLog:
             self._prompts.append((event.uid, event.prompt_tokens))
         elif isinstance(event, RequestAdmitted):
             self._names[event.uid] = event.request_id
+            self._admitted_ns[event.uid] = event.t_ns
         elif isinstance(event, ProcessReady):
             self.facts[source] = dict(event.facts)
 
@@ -65,15 +70,30 @@ class StepLog:
 
     def loads(self, wall_s: float, done: Collection[str]) -> tuple[StageLoad, ...]:
         """Of every stage that made a step, in the plan's order. What is counted by request is of `done` alone."""
-        found = []
+        found: list[StageLoad] = []
         for stage in self._plan.stages:
             replicas = [self._steps[p] for r in stage.replicas if (p := f"{stage.name}.{r.index}") in self._steps]
-            if replicas:
-                uids = {row.uid for steps in replicas for step in steps for row in step.rows}
-                counted = {uid for uid in uids if self._name(uid) in done}
+            if not replicas:
+                continue
+            uids = {row.uid for steps in replicas for step in steps for row in step.rows}
+            counted, wall = {uid for uid in uids if self._name(uid) in done}, wall_s * len(stage.replicas)
+            if stage.execution_type == "diffusion":
+                found += self._drawing_loads(stage.name, replicas, wall, counted)
+            else:
                 unit = "token" if "text" in stage.outputs else "frame"
-                found.append(stage_load(stage.name, unit, replicas, wall_s * len(stage.replicas), counted))
+                found.append(stage_load(stage.name, unit, replicas, wall, counted))
         return tuple(found)
+
+    def _drawing_loads(
+        self, stage: str, replicas: Sequence[Sequence[StepDone]], available_s: float, counted: Collection[int]
+    ) -> Iterator[StageLoad]:
+        for phase in ("encode", "denoise", "decode"):
+            own = [steps for each in replicas if (steps := of_phase(each, phase))]
+            if own:
+                load = stage_load(f"{stage}_{phase}", DENOISING, own, available_s, counted)
+                admitted = {uid: self._admitted_ns[uid] for uid in counted if uid in self._admitted_ns}
+                found = [one for steps in own for one in _admissions(steps, admitted)] if phase == "denoise" else ()
+                yield replace(load, admissions=tuple(found))
 
     def _name(self, uid: int) -> str:
         """A request that nobody has admitted goes by its uid."""
@@ -99,12 +119,27 @@ def stage_load(
         unit=unit,
         steps=len(steps),
         rows=sum(len(step.rows) for step in steps) / len(steps),
+        units=sum(row.units for step in steps for row in step.rows),
         busy=sum(took) / 1e3 / available_s,
         step_ms=took,
         gap_ms=tuple(gaps),
         unit_ms=tuple(_unit_ms(steps, counted)),
         counters=counters,
     )
+
+
+def of_phase(steps: Iterable[StepDone], phase: str) -> list[StepDone]:
+    """Those of one kind; rows of a diffusion stage's step are of one."""
+    return [step for step in steps if step.rows[0].phase == phase]
+
+
+def _admissions(steps: Sequence[StepDone], admitted_ns: Mapping[int, int]) -> Iterator[tuple[int, float]]:
+    for first in steps:
+        for row in first.rows:
+            if row.position == 0 and row.uid in admitted_ns:
+                since_ns = admitted_ns[row.uid]
+                passed = sum(since_ns < step.end_ns <= first.t_ns for step in steps)
+                yield passed, (first.t_ns - since_ns) / 1e6
 
 
 def _joined(before: StepDone, after: StepDone) -> bool:

@@ -1,11 +1,15 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
+
+if TYPE_CHECKING:
+    from omni_cli.bench.prepared import Prepared
 
 _MOST = (1 << 20) - 1  # of what is counted: a talker is asked for a token more than its frames
 _MOST_AT_ONCE = 10_000  # callers, rows, or arrivals a second: all of a load's requests are made up before it
@@ -29,6 +33,12 @@ Page = Annotated[
 PromptTokens = Annotated[int, typer.Option("--prompt-tokens", min=1, max=_MOST, help="With the chat template.")]
 TextTokens = Annotated[int, typer.Option("--text-tokens", min=1, max=_MOST, help="Of each answer.")]
 Frames = Annotated[int, typer.Option("--frames", min=1, max=_MOST, help="Frames of sound of each answer.")]
+Peak = Annotated[
+    float | None,
+    typer.Option(
+        "--peak", min=0.001, max=1e6, metavar="TFLOP/S", help="Of matrix products; measured if not given and needed."
+    ),
+]
 TextOnly = Annotated[bool, typer.Option("--text-only", help="Ask for text alone, of the same deployment.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Keys all that is drawn: prompts, tokens, arrivals.")]
 JsonFile = Annotated[
@@ -87,6 +97,7 @@ def run(
     text_tokens: TextTokens = 64,
     frames: Frames = 250,
     text_only: TextOnly = False,
+    peak: Peak = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option("--out", help="The run folder; must be absent or empty.")] = None,
     json_to: JsonFile = None,
@@ -106,9 +117,10 @@ def run(
     callers = () if closed is None else _numbers("--concurrency", closed, int)
     rates = () if rate is None else _numbers("--rate", rate, float)
     size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
-    prepared = Prepared.of(words or [], _command(context))
+    prepared = _with_meaning(context, Prepared.of(words or [], _command(context)))
     sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
-    serving = Serving(plan=prepared.plan, requests=sized, loads=Load.all_of(callers, rates, requests))
+    loads = Load.all_of(callers, rates, requests)
+    serving = Serving(plan=prepared.plan, requests=sized, loads=loads, peak=(peak or 0.0) * 1e12)
     raise typer.Exit(bench_run(prepared, serving, out=out, json_to=json_to, page=write))
 
 
@@ -126,11 +138,13 @@ def stage(
         float | None,
         typer.Option("--bandwidth", min=0.001, max=1e6, metavar="GB/S", help="Of memory; measured if not given."),
     ] = None,
+    peak: Peak = None,
     seed: Seed = 0,
     json_to: JsonFile = None,
     write: Page = None,
 ) -> None:
-    """One stage alone, in its own process with its real runner: its steps against the bytes that they must read."""
+    """One stage alone, in its own process with its real runner: its steps against the bytes that they must read, or
+    the operations that they must do."""
     from omni_cli.bench.prepared import Prepared
     from omni_cli.bench.stage import StageBench
     from omni_cli.console import logging_to
@@ -144,6 +158,7 @@ def stage(
         steps=steps,
         seed=seed,
         bandwidth=(bandwidth or 0.0) * 1e9,
+        peak=(peak or 0.0) * 1e12,
     )
     with Interrupts() as interrupts, logging_to(None, quiet=True):
         report = bench.measure(interrupts)
@@ -157,7 +172,7 @@ def compare(
     context: typer.Context,
     words: Words = None,
     concurrency: Annotated[
-        str, typer.Option("--concurrency", metavar="N[,N..]", help="Callers of omni, beside one; `generate` has one.")
+        str, typer.Option("--concurrency", metavar="N[,N..]", help="Callers of omni, beside one; the library has one.")
     ] = "1",
     requests: Annotated[int, typer.Option("--requests", min=1, max=_MOST, help="Requests of each side.")] = 4,
     prompt_tokens: PromptTokens = 100,
@@ -168,7 +183,8 @@ def compare(
     json_to: JsonFile = None,
     write: Page = None,
 ) -> None:
-    """transformers' own `generate` and omni over the same weights and requests, one after the other, and the ratios.
+    """The model's own library (`generate`, diffusers' pipeline) and omni over the same weights and requests, one after
+    the other, and the ratios.
 
     On a CPU in float32 the answers are compared as well. Exit code 1 if a request failed or an answer differs.
     """
@@ -180,7 +196,7 @@ def compare(
 
     callers = _numbers("--concurrency", concurrency, int)
     size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
-    prepared = comparable(words or [], _command(context))
+    prepared = _with_meaning(context, comparable(words or [], _command(context)))
     sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
     comparison = Comparison(prepared=prepared, requests=sized, count=requests, concurrency=callers)
     with Interrupts() as interrupts, logging_to(None, quiet=True):
@@ -211,11 +227,28 @@ def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Num
     return found
 
 
-def _command(context: typer.Context) -> str:
-    """What repeats this measurement, every value spelled out; not where its results go."""
+_OF_ANSWERS = ("text_tokens", "frames", "text_only")  # what pictures have none of
+
+
+def _with_meaning(context: typer.Context, prepared: "Prepared") -> "Prepared":
+    """Refuses options that say nothing of what this family makes, and leaves them out of the command."""
+    draws = prepared.plan.image is not None
+    idle = _OF_ANSWERS if draws else ("peak",)
+    for name in idle:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            why = "pictures have none: request.image.* says how they are drawn" if draws else "is for pictures"
+            raise typer.BadParameter(why, param_hint=f"--{name.replace('_', '-')}")
+    return replace(prepared, command=_command(context, idle))
+
+
+def _command(context: typer.Context, without: Sequence[str] = ()) -> str:
+    """What repeats this measurement, every value spelled out; not where its results go, nor what is `without` sense."""
     words = ["omni", "bench", context.info_name or ""]
     for param in context.command.params:
         value = context.params[param.name or ""]
+        if param.name in without:
+            continue
         if param.param_type_name == "argument":
             words += value or []
         elif param.opts[0] not in _PLACES and value is not None and value is not False:

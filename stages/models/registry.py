@@ -7,6 +7,7 @@ from random import Random
 from typing import Any, Protocol
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
+from stages.messages import ImageParams
 from stages.payload import Payload
 from stages.runners.base import ModelRunner
 from stages.worker.channel import Inbox, Outbox
@@ -153,7 +154,9 @@ class FamilyContract:
     `step_bytes(model_path, stage, dtype, rows, context)` is what a step of so many rows, each behind `context` tokens,
     has to read at the least. `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for
     it, `feed(model_path, stage, size, draw)` what a later stage would get of one; what is in them is drawn.
-    `has_reference`: `run_reference` can answer the same requests without stages.
+    `step_flops(model_path, image, prompt_tokens)` is the FLOP of one request's denoising step, of a prompt as `sized`
+    counts it. `references` names the ways in which `run_reference` can answer the same requests without stages, with
+    what each is held to (`ReferenceOptions.experts`); the answers are held against the first.
     """
 
     name: str
@@ -170,7 +173,8 @@ class FamilyContract:
     step_bytes: Callable[[str, str, str, int, int], int] | None = None
     sized: Callable[[RequestSize, Random], Mapping[str, Any]] | None = None
     feed: Callable[[str, str, RequestSize, Random], Feed] | None = None
-    has_reference: bool = False
+    step_flops: Callable[[str, ImageParams, int], int] | None = None
+    references: Mapping[str, str] = field(default_factory=dict)
 
 
 def contract(family: str) -> FamilyContract:

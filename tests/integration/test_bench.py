@@ -144,20 +144,11 @@ def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -
         assert figures["batch_3_floor_ms"]["median"] > figures["batch_1_floor_ms"]["median"]
     else:
         assert measured["machine"]["bandwidth"] == "20 GB/s"
-        assert "frames_computed 60" in done.out  # 4 steps of 3 requests, 5 frames each
+        header, _, row = (line.split() for line in done.out.splitlines()[:3])
+        assert row[header[::-1].index("frames_computed") * -1 - 1] == "60"  # 4 steps of 3 requests, 5 frames each
     page = (tmp_path / "page.md").read_text()
     assert f"<!-- omni bench stage qwen3_omni auto {stage}: begin -->" in page
     assert f"`omni bench stage {' '.join((*words, *options))} --seed 0`" in page
-
-
-def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
-    words = ("recipe=synthetic", "synthetic.delay_ms.thinker=2")
-    done = omni("bench", "stage", *words, "--stage", "thinker", "--batch", "2", "--json", "s.json", cwd=tmp_path)
-    assert done.code == 0, done.err
-    figures = json.loads((tmp_path / "s.json").read_text())["figures"]
-    assert len(figures["batch_2_step_ms"]["samples"]) == len(figures["batch_2_gap_ms"]["samples"]) + 1 == 64
-    assert min(figures["batch_2_step_ms"]["samples"]) >= 2
-    assert "batch_2_floor_ms" not in figures  # the family has no formula
 
 
 def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: Path) -> None:
@@ -181,3 +172,53 @@ def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: 
     printed = [compared["times_better"][f"{side} / {sides[2]}"]["requests/s"] for side in sides[:2]]
     assert printed == [f"{rate / rates[2]:.{2 if rate / rates[2] < 10 else 1}f} x" for rate in rates[:2]]
     assert "<!-- omni bench compare qwen3_omni auto: begin -->" in (tmp_path / "page.md").read_text()
+
+
+DRAW = ("recipe=qwen_image", "request.image.size=64x32", "request.image.steps=3")
+
+
+def test_pictures_are_measured_by_image_by_step_and_by_operation(tmp_path: Path) -> None:
+    loads = ("--concurrency", "1,2", "--requests", "2", "--prompt-tokens", "60")
+    with leaves_nothing():
+        done = omni("bench", "run", *DRAW, *loads, "--peak", "1", "--write", "page.md", cwd=tmp_path)
+    assert done.code == 0, done.err
+    check_trace(done.run)
+    measured = json.loads((done.run / "bench.json").read_text())
+    for level in measured["levels"]:
+        figures = {key: figure["samples"] for key, figure in level["figures"].items()}
+        assert len(figures["image_s"]) == len(figures["join_ms"]) == len(figures["join_steps"]) == 2
+        assert level["counters"]["painter_denoise"]["forward_rows"] == 2 * 3
+        assert figures["steps_per_s"][0] == pytest.approx(3 * figures["requests_per_s"][0])
+        assert figures["tflop_per_s"][0] == pytest.approx(figures["peak_share"][0])
+        assert 0 < figures["peak_share"][0] < 1
+    page = (tmp_path / "page.md").read_text()
+    assert "60 prompt tokens and asks for image: 64x32, 3 steps, no guidance" in page
+    assert f"`omni bench run {' '.join((*DRAW, *loads))} --peak 1 --seed 0`" in page
+
+
+def test_omni_and_diffusers_draw_the_same_pictures(tmp_path: Path) -> None:
+    guided = ("request.image.negative_prompt=red", "--concurrency", "2", "--requests", "2", "--json", "c.json")
+    with leaves_nothing():
+        done = omni("bench", "compare", *DRAW, *guided, cwd=tmp_path)
+    assert done.code == 0, done.err
+    compared = json.loads((tmp_path / "c.json").read_text())
+    assert (compared["agreed"], compared["compared"]) == (4, 4)
+    assert compared["apart"] <= 1
+    assert f"is {compared['apart']} of 255, in 4 pictures" in done.out
+    assert list(compared["levels"]) == ["omni, 1 at once", "omni, 2 at once", "diffusers, as shipped"]
+    for level in compared["levels"].values():
+        figures = {key: figure["samples"] for key, figure in level["figures"].items()}
+        assert (level["done"], level["failed"]) == (2, [])
+        assert len(figures["image_s"]) == len(figures["painter_denoise_denoising_step_ms"]) == 2
+
+
+def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
+    options = ("--stage", "painter", "--batch", "2", "--steps", "3", "--peak", "1", "--json", "s.json")
+    done = omni("bench", "stage", *DRAW, *options, cwd=tmp_path)
+    assert done.code == 0, done.err
+    figures = json.loads((tmp_path / "s.json").read_text())["figures"]
+    assert len(figures["batch_2_step_ms"]["samples"]) == len(figures["batch_2_gap_ms"]["samples"]) + 1 == 3
+    # 1 TFLOP/s is 1 ms for 10^9 FLOP
+    flop = 1e9 * figures["batch_2_floor_ms"]["median"]
+    rate = figures["batch_2_tflop_per_s"]["samples"][0]
+    assert rate == pytest.approx(flop / figures["batch_2_step_ms"]["samples"][0] / 1e9)

@@ -137,6 +137,6 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         step_bytes=step_bytes,
         sized=sized,
         feed=feed,
-        has_reference=True,
+        references={"transformers, as shipped": "", "transformers, grouped_mm": "grouped_mm"},
     )
 }

@@ -1,10 +1,9 @@
 """transformers' own `generate` over the whole model in one process: what `omni bench compare` holds the stages against.
 
-It stands in for a stage's worker: it answers one request after the other and then tells, in the events of the stages,
-when each token, frame and sound was there. It has the stages' weights and prompts, and nothing of how they compute.
+It answers one request after the other and then tells, in the events of the stages, when each token, frame and sound
+was there. It has the stages' weights and prompts, and nothing of how they compute.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,26 +16,24 @@ import torch
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
 from stages.config import StageSpec
-from stages.errors import StageError, describe
+from stages.errors import StageError
 from stages.events import (
     InputReady,
     MessagePut,
     OutputProduced,
-    ProcessReady,
     StageEvent,
-    StageFailed,
     StageFinished,
     StepDone,
-    StepReport,
     StepRow,
 )
-from stages.messages import StageRequest, Stop, StreamMessage, Submit
+from stages.messages import StageRequest, StreamMessage
 from stages.models.qwen3_omni.contract import SAMPLE_RATE_HZ
 from stages.models.qwen3_omni.modules import Source, ThinkerParts, fill_dummy, read_config, route
 from stages.models.qwen3_omni.processing import load_processor
 from stages.models.registry import ReferenceOptions
 from stages.payload import Payload, PayloadRef, TensorSpec
 from stages.runners.loading import build, load_weights
+from stages.runners.reference import serve, within_message
 from stages.runners.tensors import array_payload
 from stages.worker.channel import Inbox, Outbox
 
@@ -44,36 +41,9 @@ _PARTS = ("thinker", "talker", "code2wav")
 
 
 def run(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
-    """Returns after `Stop`. Whatever loading raises, this raises; what answering raises fails the request."""
+    """Returns after `Stop`. Whatever loading raises, this raises."""
     torch.set_num_threads(spec.threads)
-    reference = Reference(spec)
-    said = _Say(outbox)
-    said.all("thinker.0", [ProcessReady(t_ns=time.monotonic_ns(), pid=os.getpid(), facts=reference.facts)])
-    while True:
-        for command in inbox.get().commands:
-            if isinstance(command, Stop):
-                return
-            if isinstance(command, Submit):
-                _answer(reference, command.request, said)
-
-
-def _answer(reference: "Reference", request: StageRequest, said: "_Say") -> None:
-    try:
-        for process, events in reference.answer(request).items():
-            said.all(process, events)
-    except Exception as error:
-        failed = StageFailed(uid=request.uid, t_ns=time.monotonic_ns(), error=describe(error, "thinker"))
-        said.all("thinker.0", [failed])
-
-
-class _Say:
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self._reports = 0
-
-    def all(self, process: str, events: list[StageEvent]) -> None:
-        self._outbox.put(StepReport(process=process, seq=self._reports, events=tuple(events)))
-        self._reports += 1
+    serve(Reference(spec), spec, inbox, outbox)
 
 
 class Reference:
@@ -230,15 +200,9 @@ def _texts(uid: int, stamps_ns: list[int]) -> Iterator[OutputProduced]:
 
 def _put(uid: int, t_ns: int, edge: tuple[str, str], name: str, values: Any) -> MessagePut:
     payload = Payload(tensors=(array_payload(name, values),))
-    ref = _inline(payload)
+    ref = within_message(payload)
     message = StreamMessage(uid=uid, producer=edge[0], consumer=edge[1], seq=0, units=len(values), eos=True, ref=ref)
     return MessagePut(uid=uid, t_ns=t_ns, message=message)
-
-
-def _inline(payload: Payload) -> PayloadRef:
-    (tensor,) = payload.tensors
-    spec = TensorSpec(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, offset=0)
-    return PayloadRef(tensors=(spec,), meta=(), nbytes=spec.nbytes, inline=bytes(tensor.data))
 
 
 def _sound(uid: int, t_ns: int, frames: int, samples: int) -> OutputProduced:

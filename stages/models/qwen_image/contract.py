@@ -7,6 +7,7 @@ from stages.config import StageTuning
 from stages.models.checkpoint import read_json
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_problems
 from stages.models.qwen_image import tiny
+from stages.models.qwen_image.measured import sized, step_flops
 from stages.models.random_weights import embedded
 from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
@@ -100,5 +101,8 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         edge_bytes=edge_bytes,
         image=image,
         stage_memory=lambda path, stage, dtype: parts_memory(path, dict.fromkeys(PARTS[stage], dtype)),
+        sized=sized,
+        step_flops=step_flops,
+        references={"diffusers, as shipped": ""},
     )
 }

@@ -36,7 +36,8 @@ PARTS = ("transformer", "vae", "text_encoder")
 
 
 class QwenImageStepper:
-    """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`."""
+    """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`.
+    `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
     transformer: nn.Module | None = None
@@ -59,7 +60,7 @@ class QwenImageStepper:
             for part, (make, route) in makers.items()
             if part in self._parts
         }
-        self._pipeline = QwenImagePipeline(
+        self._pipeline = self.pipeline = QwenImagePipeline(
             scheduler=parts.scheduler(),
             tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
             **{**dict.fromkeys(PARTS), **modules},

@@ -13,18 +13,22 @@ from stages.models.registry import RequestSize
 
 
 @pytest.mark.parametrize(
-    ("stage", "batch", "says"),
+    ("recipe", "stage", "batch", "says"),
     [
-        ("", 1, "--stage is missing: the plan has thinker, talker, code2wav"),
-        ("taker", 1, "--stage taker: the plan has thinker, talker, code2wav"),
-        ("talker", 1, "cannot feed `talker` alone"),
-        ("thinker", 4000, "raise deploy.stages.thinker.max_batch"),
+        ("synthetic", "", 1, "--stage is missing: the plan has thinker, talker, code2wav"),
+        ("synthetic", "taker", 1, "--stage taker: the plan has thinker, talker, code2wav"),
+        ("synthetic", "talker", 1, "cannot feed `talker` alone"),
+        ("synthetic", "thinker", 4000, "raise deploy.stages.thinker.max_batch"),
+        ("qwen_image", "painter", 8, "raise deploy.stages.painter.step_tokens"),
+        ("qwen_image_split", "text_encoder", 1, "text_encoder takes no steps"),
+        ("qwen_image_split", "denoiser", 1, "cannot feed `denoiser` alone"),
     ],
 )
-def test_a_stage_alone(stage: str, batch: int, says: str) -> None:
+def test_a_stage_alone(recipe: str, stage: str, batch: int, says: str) -> None:
+    large = ["request.image.size=2048x2048"] if recipe == "qwen_image" else []
     with pytest.raises(ConfigError, match=says):
         StageBench(
-            prepared=Prepared.of(["recipe=synthetic"], ""),
+            prepared=Prepared.of([f"recipe={recipe}", *large], ""),
             name=stage,
             batches=(1, batch),
             context=1,
@@ -49,6 +53,9 @@ def test_a_family_without_generate() -> None:
 @pytest.mark.parametrize(
     "options",
     [
+        ("run", "--peak", "1"),
+        ("run", "recipe=qwen_image", "--frames", "1"),
+        ("compare", "recipe=qwen_image", "--text-only"),
         ("run", "--rate", "1e30"),
         ("run", "--rate", ""),
         ("run", "--concurrency", ""),
@@ -62,6 +69,7 @@ def test_a_family_without_generate() -> None:
     ],
 )
 def test_options_that_cannot_be_followed(options: tuple[str, ...]) -> None:
-    result = CliRunner().invoke(app, [*options, *([] if options[0] == "overhead" else ["recipe=synthetic"])])
+    words = [] if options[0] == "overhead" or "recipe=qwen_image" in options else ["recipe=synthetic"]
+    result = CliRunner().invoke(app, [*options, *words])
     assert result.exit_code == 2
     assert "Invalid value" in result.output

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.bench.level import Level, tables
+from omni_cli.bench.compare import _apart
+from omni_cli.bench.level import Drawing, Level, tables
 from omni_cli.bench.load import Load, closed_loop, open_loop, poisson_arrivals
 from omni_cli.bench.plot import draw
 from omni_cli.bench.served import Piece, Served, play
@@ -17,6 +18,7 @@ from omni_cli.config.load import load_config
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from omni_cli.runtime.events import CONTROL, RequestAdmitted
+from omni_cli.table import fitting
 from stages.events import InputReady, StepDone, StepRow
 
 MS = 1_000_000
@@ -88,8 +90,9 @@ def test_of_several_outputs_the_first_one_heard_is_played():
     assert one.audio_s == 0.5
 
 
-def step(index, start, end, *uids, units=1, counters=()):
-    rows = tuple(StepRow(uid=uid, phase="decode", position=index, units=units) for uid in uids)
+def step(index, start, end, *uids, units=1, counters=(), phase="decode", position=None):
+    at = index if position is None else position
+    rows = tuple(StepRow(uid=uid, phase=phase, position=at, units=units) for uid in uids)
     return StepDone(index=index, t_ns=start * MS, end_ns=end * MS, rows=rows, counters=counters)
 
 
@@ -130,7 +133,7 @@ def test_what_a_failed_request_did_counts_for_stages_and_for_no_request(plan):
     for index in range(3):
         log("thinker.0", step(index, 20 * index, 20 * index + 10 + 5 * index, 11, 12))
     good, bad = served(0, start=500, texts=(510,)), served(1, start=600, texts=(900,), error="no")
-    found = Level.of(CLOSED, [bad, good], [bad], log, prefix="0-")
+    found = Level.of(CLOSED, [bad, good], [bad], log, prefix="0-", drawing=Drawing())
     assert (found.wall_s, found.warm_up_failed) == (0.5, 1)  # from when the first of them was due
     assert found.prompt_tokens == (11,)
     (stage,) = found.stages
@@ -139,6 +142,67 @@ def test_what_a_failed_request_did_counts_for_stages_and_for_no_request(plan):
 
 
 CLOSED = Load(callers=2, requests=3)
+
+
+def test_what_a_stage_did_that_draws():
+    log = StepLog(build_plan(load_config(["recipe=qwen_image"]), Inventory()))
+    for uid, at in ((1, 0), (2, 15)):
+        admitted = RequestAdmitted(
+            t_ns=at * MS,
+            uid=uid,
+            request_id=f"0-{uid}",
+            seed=0,
+            outputs=("image",),
+            stages=("painter",),
+            timeout_s=None,
+        )
+        log(CONTROL, admitted)
+    steps = (
+        step(0, 2, 4, 1, units=0, phase="encode", position=0),
+        step(1, 4, 14, 1, phase="denoise", position=0),
+        step(2, 14, 24, 1, phase="denoise", position=1),
+        step(3, 24, 26, 2, units=0, phase="encode", position=0),
+        step(4, 26, 36, 2, phase="denoise", position=0),
+        step(5, 36, 56, 1, units=0, position=2),
+        step(6, 56, 66, 2, phase="denoise", position=1),
+    )
+    for one in steps:
+        log("painter.0", one)
+    drawn = [
+        Served(number=n, start_ns=0, end_ns=at * MS, pieces=[Piece(t_ns=at * MS, modality="image", units=1)])
+        for n, at in ((1, 60), (2, 100))
+    ]
+    found = Level.of(CLOSED, drawn, [], log, prefix="0-", drawing=Drawing(step_flop=10**12, peak=4e14))
+    assert [load.stage for load in found.stages] == ["painter_encode", "painter_denoise", "painter_decode"]
+    figures = found.figures()
+    assert figures["image_s"].samples == (0.06, 0.1)
+    assert figures["steps_per_s"].samples == (40.0,)  # 4 in 100 ms
+    assert figures["join_steps"].samples == (0, 1)  # one that was running when it came
+    assert figures["join_ms"].samples == (4, 11)
+    assert figures["tflop_per_s"].samples == (100.0,)  # 4 steps of a request in 40 ms of steps
+    assert figures["peak_share"].samples == (0.25,)
+    assert "prompt_tokens" not in figures
+    (_, (row,)), _ = tables([found])
+    assert row == ("2 at once", "2", "0", "0.08 0.10", "20.0", "40.0", "0.50 1.00", "7.50 11.0", "100", "25%")
+
+
+def test_pictures_are_held_against_each_other_channel_by_channel():
+    assert _apart(bytes([0, 255, 9]), bytes([0, 250, 10])) == 5
+    assert _apart(bytes([255]), bytes([0])) == 255
+    assert _apart(b"", b"a") == 255
+
+
+@pytest.mark.parametrize(
+    ("most", "columns"),
+    [
+        (100_000, [[0, 1, 2, 3, 4]]),
+        (40, [[0, 1, 2, 3], [0, 1, 4]]),
+        (10, [[0, 1, 2], [0, 1, 3], [0, 1, 4]]),  # no narrower than a column and what the row is called
+    ],
+)
+def test_a_table_that_is_too_wide_is_several_of_which_each_names_its_rows(most, columns):
+    rows = [("1 at once", "a", "x", "x", "x"), ("1 at once", "b", "x", "x", "x"), ("4 at once", "a", "x", "x", "x")]
+    assert fitting([9, 5, 6, 6, 20], rows, most) == columns
 
 
 def level(*requests, load=CLOSED):

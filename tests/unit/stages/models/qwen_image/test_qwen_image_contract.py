@@ -2,18 +2,23 @@
 
 import json
 import shutil
+from random import Random
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils.flop_counter import FlopCounterMode
 
 from stages.config import ModelSpec
 from stages.errors import CheckpointError
+from stages.messages import ImageParams
 from stages.models import random_weights
 from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.qwen_image import tiny
 from stages.models.qwen_image.contract import CONTRACTS, check_model, image
+from stages.models.qwen_image.measured import sized, step_flops
 from stages.models.qwen_image.stepper import QwenImageStepper
+from stages.models.registry import RequestSize
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
 
@@ -124,3 +129,29 @@ def test_the_published_schedule_with_its_end_stretched_is_the_pipeline_s(copied)
     studio, asked = Studio(copied), Asked(steps=5)
     assert_equal(studio.draw(asked).drawn[0], reference, asked)
     assert "not finite after 1 steps" in studio.draw(Asked(steps=1)).drawn[0].error
+
+
+@pytest.mark.parametrize(("size", "tokens"), [((64, 64), 60), ((128, 32), 99)])
+def test_the_operations_of_a_step_are_those_that_torch_counts(reference, tiny_folder, size, tokens):
+    width, height = size
+    config, count = reference.transformer.config, FlopCounterMode(display=False)
+    with torch.device("meta"), torch.no_grad():
+        transformer = type(reference.transformer).from_config(config)
+        with count:
+            transformer(
+                hidden_states=torch.zeros(1, width * height // 256, config.in_channels),
+                timestep=torch.zeros(1),
+                encoder_hidden_states=torch.zeros(1, tokens - 34, config.joint_attention_dim),
+                encoder_hidden_states_mask=None,
+                img_shapes=[[(1, height // 16, width // 16)]],
+            )
+    plain = ImageParams(width=width, height=height, steps=1)
+    guided = ImageParams(width=width, height=height, steps=1, negative_prompt="", true_cfg_scale=4.0)
+    found = [step_flops(str(tiny_folder), image, tokens) for image in (plain, guided)]
+    assert found == [count.get_total_flops(), 2 * count.get_total_flops()]
+
+
+def test_a_request_for_measuring_has_as_many_tokens_as_it_says(reference):
+    size = RequestSize(prompt_tokens=77, text_tokens=1, frames=1)
+    prompt = sized(size, Random(1))["prompt"]
+    assert len(reference.tokenizer(reference.prompt_template_encode.format(prompt)).input_ids) == 77
