@@ -5,9 +5,11 @@ Rings live in a folder of this process's own, so that what is found in it was le
 
 import atexit
 import os
+import re
 import shutil
 import tempfile
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -22,6 +24,23 @@ with suppress(ImportError):  # tests/gpu does without
     settings.register_profile("omni", deadline=None)  # a slow machine is no failure
     settings.load_profile("omni")
 pytest.register_assert_rewrite("tests.integration.cli")
+
+
+# Files that share what is costly to start.
+_TOGETHER = re.compile(r"tests/server/|tests/integration/test_qwen3_omni_")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process of several takes a whole file at a time, or all of those that share."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            shared = _TOGETHER.match(nodeid)
+            return shared[0] if shared else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,7 @@
 """How an answer ends, what is reported of its tokens, and that a medium is encoded once: through the real stages."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,6 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
 from stages.models.qwen3_omni.encoders import FeatureCache
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import COMPLETE, Answered, Asked, Pipeline
 from tests.integration.test_qwen3_omni_parity import AUDIO, CONVERSATIONS, IMAGE, ODD_IMAGE, VIDEO, ask
 
@@ -18,8 +18,8 @@ END = 443
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    return Pipeline(tiny_checkpoint(tmp_path_factory.mktemp("omni_cache")))
+def pipeline(folder: Path) -> Pipeline:
+    return Pipeline(folder)
 
 
 def one(pipeline: Pipeline, kind: str = "text", *, tokens: int = 20, **thinker: object) -> Answered:

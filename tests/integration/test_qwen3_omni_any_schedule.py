@@ -16,7 +16,6 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import COMPLETE, Asked, Pipeline
 from tests.integration.qwen3_omni_reference import Reference
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, ask
@@ -35,11 +34,6 @@ class Expected:
     codes: torch.Tensor
     waveform: torch.Tensor
     blocks: dict[str, int]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +59,8 @@ def greedy(sampling: Sampling) -> bool:
 
 
 @pytest.fixture(scope="module")
-def expected(pipeline: Pipeline, folder: Path) -> list[Expected]:
-    reference, found = Reference.load(folder), []
+def expected(pipeline: Pipeline, reference: Reference) -> list[Expected]:
+    found = []
     for asked, conversation in zip(requests(), CONVERSATIONS.values(), strict=True):
         pipeline.schedule(tuning=EXACT, modes=COMPLETE)
         (alone,) = pipeline.run([asked])

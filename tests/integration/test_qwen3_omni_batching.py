@@ -6,6 +6,7 @@ Alone it answers what transformers' `generate` answers (test_qwen3_omni_parity);
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,6 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import BITWISE, COMPLETE, Answered, Asked, Pipeline
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING, ask
 
@@ -50,8 +50,8 @@ def tuning(step_tokens: int = 2048) -> dict[str, dict[str, object]]:
 
 
 @pytest.fixture(scope="module")
-def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Pipeline:
-    return Pipeline(tiny_checkpoint(tmp_path_factory.mktemp("omni_cache")), max_batch=BATCH, tuning=tuning())
+def pipeline(folder: Path) -> Pipeline:
+    return Pipeline(folder, max_batch=BATCH, tuning=tuning())
 
 
 @pytest.fixture(scope="module")

@@ -11,13 +11,14 @@ import torch
 from omni_cli.trace.summary import RunSummary, summarise
 from stages.events import StepDone, StepRow
 from stages.messages import REQUEST, Sampling
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from stages.runners.tensors import from_payload
 from tests.integration.engine_run import MEDIA_BYTES, greedy_request
 from tests.integration.qwen3_omni_reference import Answer, Conversation, Media, Reference
 from tests.integration.recorded import Recording, Session, plan_of, record
 from tests.integration.test_incremental_processes import PHASES
 from tests.integration.test_qwen3_omni_parity import AUDIO, CONVERSATIONS, IMAGE
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 TOLERANCE = 1e-4
 CHUNKS = ("deploy.stages.code2wav.first_chunk_frames=3", "deploy.stages.code2wav.chunk_frames=10")
@@ -28,16 +29,6 @@ SCARCE = tuple(
     for setting in ("max_batch=4", "step_tokens=8", f"kv_blocks={blocks}", "kv_block_tokens=4")
 )
 TEXT = CONVERSATIONS["text"]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference.load(folder)
 
 
 def run(folder: Path, act: object, *words: str) -> Recording:

@@ -13,7 +13,6 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import Answered, Asked, Pipeline
 from tests.integration.qwen3_omni_reference import Conversation, Media, Reference
 
@@ -52,16 +51,6 @@ CONVERSATIONS: dict[str, Conversation] = {
     ],
 }
 LIMITS = ((6, 16), (20, 48), (96, 240))
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference.load(folder)
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,11 @@ from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from omni_cli.runtime.events import Event
 from stages.events import StepDone
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.engine_run import EngineRun, greedy_request, run_requests
 from tests.integration.qwen3_omni_reference import Reference
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 TEXT_TOKENS, CODEC_TOKENS = 20, 48
 BITWISE = "deploy.stages.code2wav.decode=transformers"
@@ -31,11 +32,6 @@ EDGES: dict[str, tuple[str, ...]] = {
     "preempted": tuple(f"deploy.stages.{stage}.{key}" for stage, keys in SCARCE.items() for key in keys),
 }
 ask = partial(greedy_request, text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
 
 
 @pytest.fixture(scope="module", params=EDGES.values(), ids=EDGES)
@@ -56,11 +52,6 @@ def run(folder: Path, request: pytest.FixtureRequest) -> EngineRun:
     found = run_requests(plan, asked, listener)
     assert bool(preempted) == (request.param == EDGES["preempted"])
     return found
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference.load(folder)
 
 
 @pytest.mark.parametrize("kind", CONVERSATIONS)

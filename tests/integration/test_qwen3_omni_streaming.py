@@ -12,7 +12,6 @@ import torch
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from stages.messages import Sampling
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.in_process import COMPLETE, Answered, Asked, Pipeline
 from tests.integration.qwen3_omni_reference import Reference
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, SILENCING, ask
@@ -24,11 +23,6 @@ STREAMED = {**COMPLETE, "thinker": "incremental", "talker": "incremental"}
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
-
-
-@pytest.fixture(scope="module")
 def streamed(folder: Path) -> Pipeline:
     return Pipeline(folder, tuning=CHUNKS, modes=STREAMED)
 
@@ -36,11 +30,6 @@ def streamed(folder: Path) -> Pipeline:
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Pipeline:
     return Pipeline(folder, tuning=CHUNKS, modes=COMPLETE)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference.load(folder)
 
 
 def one_pass(reference: Reference, codes: torch.Tensor) -> torch.Tensor:

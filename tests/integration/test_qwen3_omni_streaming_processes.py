@@ -16,10 +16,11 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.runtime.events import Event
 from omni_cli.runtime.request import OmniRequest
 from stages.events import LeaseReleased, MessagePut, OutputProduced, ProcessReady, StageFinished, StepDone
-from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.engine_run import EngineRun, greedy_request, run_requests
 from tests.integration.in_process import Pipeline
 from tests.integration.test_qwen3_omni_parity import CONVERSATIONS, ask
+
+pytestmark = pytest.mark.usefixtures("warm")
 
 FIRST, THEN = 3, 10
 SLOTS = 2
@@ -75,11 +76,6 @@ class Streamed:
 
     def of(self, source: str, kind: type) -> list[Event]:
         return [event for heard, event in self.slow.heard if heard == source and isinstance(event, kind)]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(tmp_path_factory.mktemp("omni_cache"))
 
 
 @pytest.fixture(scope="module")
