@@ -46,7 +46,8 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTuning:
-    """How a stage does its work: deploy keys that change its speed, never its result. None: no meaning to the stage."""
+    """How a stage does its work: deploy keys that change its speed, never its result, but for
+    `step_cache`. None: no meaning to the stage."""
 
     step_tokens: int | None = None
     kv_block_tokens: int | None = None
@@ -56,6 +57,7 @@ class StageTuning:
     decode: Literal["exact", "transformers"] | None = None
     graphs: bool | None = None
     compile: Literal["none", "blocks"] | None = None
+    step_cache: Literal["none", "first_block"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,6 +91,8 @@ class StageDeployConfig(ConfigModel):
     """Replay captured CUDA graphs; of no use on the CPU."""
     compile: Literal["none", "blocks"] | None = None
     """`blocks`: those that a diffusion transformer repeats are compiled before ready; not on the CPU."""
+    step_cache: Literal["none", "first_block"] | None = None
+    """`first_block` skips most of a diffusion step whose first block hardly changes. Inexact: each result says how."""
     inputs: Mapping[str, EdgeConfig] = Field(default_factory=dict)
     """Settings of the edge from each producer; `request` is the edge that carries a request's media in."""
     output: EdgeConfig = Field(default_factory=EdgeConfig)

@@ -208,6 +208,7 @@ class DiffusionRunner:
         pictures = [self._pictures[row.uid] for row in rows]
         moments = [
             Moment(
+                uid=row.uid,
                 image=picture.image,
                 latents=picture.drawn.latents,
                 timestep=picture.drawn.timesteps[row.position],
@@ -240,7 +241,10 @@ class DiffusionRunner:
         canvas = picture.drawn
         timestep = canvas.timesteps[row.position]
         canvas.latents = canvas.schedule.step(wanted, timestep, canvas.latents, return_dict=False)[0]
-        if self._decodes or row.position + 1 < picture.asks.steps:
+        last = row.position + 1 == picture.asks.steps
+        if last and (loss := self._predictor.loss(row.uid)):
+            picture.warnings.append(loss)
+        if self._decodes or not last:
             return RowResult(uid=row.uid, units=1)
         emissions = self._handed_on(picture, {_LATENTS: canvas.latents})
         return RowResult(uid=row.uid, units=1, finished="stop", emissions=emissions)
@@ -283,6 +287,7 @@ class DiffusionRunner:
 
     def end(self, uid: int) -> None:
         del self._pictures[uid]
+        self._predictor.forget(uid)
 
     def close(self) -> None:
         self._pictures.clear()

@@ -5,12 +5,14 @@ Does not step: what follows from a prediction is the runner's.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from stages.config import StageTuning
 from stages.messages import ImageParams
 from stages.runners.compiled_blocks import compile_blocks, compiled
+from stages.runners.step_cache import StepCache
 from stages.runners.stepper import Condition, Stepper
 
 
@@ -18,6 +20,7 @@ from stages.runners.stepper import Condition, Stepper
 class Moment:
     """Where a request stands: `latents` [1, ...], `timestep` [], and its prompt and, if guided, its negative prompt."""
 
+    uid: int
     image: ImageParams
     latents: torch.Tensor
     timestep: torch.Tensor
@@ -39,30 +42,45 @@ class Predictor:
         self._backend = backend
         self._counters: dict[str, int] = {}
         self._compiled = 0
+        self._cache: StepCache | None = None
         self.compiles = False
 
     def prepare(self, tuning: StageTuning) -> None:
         """Behind the stepper's loading."""
-        if self._stepper.transformer is not None and tuning.compile == "blocks":
+        transformer = self._stepper.transformer
+        if transformer is not None and tuning.compile == "blocks":
             self.compiles = True
-            compile_blocks(self._stepper.transformer, self._backend)
+            compile_blocks(transformer, self._backend)
+        if transformer is not None and tuning.step_cache == "first_block":
+            self._cache = StepCache(transformer)
 
     def warmed_up(self) -> None:
         """What is compiled from now on, requests wait for."""
         self._compiled = compiled()
 
     def counters(self) -> dict[str, int]:
-        """Of the last step: its `forwards`, the `forward_rows` in all of them, and how many codes were `compiled` for
-        it that the warm-up has not met."""
+        """Of the last step: its `forwards` and how many of them the cache made short (`forwards_skipped`), the
+        `forward_rows` in all of them, and how many codes were `compiled` for it that the warm-up has not met."""
         return dict(self._counters)
+
+    def loss(self, uid: int) -> str:
+        """What inexact predictions have cost the request; empty if it had none."""
+        return "" if self._cache is None else self._cache.report(uid)
+
+    def forget(self, uid: int) -> None:
+        if self._cache is not None:
+            self._cache.forget(uid)
 
     def predict(self, moments: Sequence[Moment]) -> list[Prediction]:
         """All moments are of one shape."""
         prompts = [(moment, moment.conditions[0]) for moment in moments]
         negatives = [(moment, moment.conditions[1]) for moment in moments if moment.image.guided]
         batches = [prompts + negatives] if self._joined or not negatives else [prompts, negatives]
-        rows = torch.cat([self._forward(batch) for batch in batches])
-        self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
+        self._counters = {"forwards": len(batches), "forward_rows": len(prompts) + len(negatives)}
+        if self._cache is None:
+            rows = torch.cat([self._forward(batch) for batch in batches])
+        else:
+            rows = self._cached(self._cache, prompts, negatives)
         if self.compiles and compiled() > self._compiled:
             self._counters["compiled"] = compiled() - self._compiled
             self._compiled = compiled()
@@ -71,6 +89,16 @@ class Predictor:
             (row, next(against) if moment.image.guided else None)
             for moment, row in zip(moments, rows[: len(prompts), None], strict=True)
         ]
+
+    def _cached(self, cache: StepCache, prompts: list[_Side], negatives: list[_Side]) -> torch.Tensor:
+        before = cache.skipped
+        found = [
+            cache.forward(one[0].uid, side, partial(self._forward, [one]))
+            for side, sides in enumerate((prompts, negatives))
+            for one in sides
+        ]
+        self._counters |= {"forwards": len(found), "forwards_skipped": cache.skipped - before}
+        return torch.cat(found)
 
     def _forward(self, sides: list[_Side]) -> torch.Tensor:
         moments, conditions = zip(*sides, strict=True)

@@ -66,7 +66,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             "painter": StageContract(
                 execution_type="diffusion",
                 outputs=("video",),
-                tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks"),
+                tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks", step_cache="none"),
             ),
         },
         media=(),

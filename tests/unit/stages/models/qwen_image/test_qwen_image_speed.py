@@ -1,10 +1,14 @@
-"""What makes steps faster, and what it leaves of the result: compiled blocks. On the CPU, without a compiler behind."""
+"""What makes steps faster, and what it leaves of the result. On the CPU, without a compiler behind."""
 
+import pytest
 import torch
+from diffusers import FirstBlockCacheConfig
 
 from stages.config import StageTuning
+from stages.runners import step_cache
 from stages.runners.compiled_blocks import compiled
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+from tests.unit.stages.models.qwen_image.test_qwen_image_parity import assert_equal
 
 
 def test_blocks_are_compiled_before_ready_for_every_size_length_and_number_of_rows(tiny_folder, studio):
@@ -16,3 +20,32 @@ def test_blocks_are_compiled_before_ready_for_every_size_length_and_number_of_ro
     assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
     for drawn, plain in zip(session.drawn.values(), studio.draw(*asked).drawn.values(), strict=True):
         assert torch.equal(drawn.latents, plain.latents)
+
+
+THRESHOLD = 1.0  # one at which the tiny model, of which each step changes much, skips some
+
+
+@pytest.fixture
+def cached_reference(reference):
+    reference.transformer.enable_cache(FirstBlockCacheConfig(threshold=THRESHOLD))
+    yield reference
+    reference.transformer.disable_cache()
+
+
+def test_the_cache_skips_what_diffusers_would_in_any_company_and_says_how_far_off_it_was(
+    tiny_folder, cached_reference, monkeypatch
+):
+    monkeypatch.setattr(step_cache, "THRESHOLD", THRESHOLD)
+    fast = Studio(tiny_folder, tuning=StageTuning(step_cache="first_block"))
+    asked = [Asked(negative="bad", steps=12), Asked(prompt="sea", steps=6), Asked(steps=1), Asked(steps=2)]
+    session = fast.draw(*asked, arrivals=(0, 2, 3, 4))
+    for uid, one in enumerate(asked):
+        assert_equal(session.drawn[uid], cached_reference, one)
+    counts = [dict(step.counters) for step in session.steps if step.rows[0].phase == "denoise"]
+    assert sum(each["forwards"] for each in counts) == 2 * 12 + 6 + 1 + 2
+    said = [dict(drawn.payload.meta).get("warning", "") for drawn in session.drawn.values()]
+    skipped = [int(text.split(" in ")[1].split(" of ")[0]) if text else 0 for text in said]
+    assert sum(skipped) == sum(each["forwards_skipped"] for each in counts) > 4
+    assert "% when computed again (" in said[0]
+    assert said[2] == ""
+    assert not fast.runner._predictor._cache._states
