@@ -90,7 +90,7 @@ def test_with_too_little_room_for_all_the_answers_are_the_same(mode):
 
 
 def test_stages_of_one_request_overlap_and_wait_for_their_input():
-    delays = StageDelays(thinker=5, talker=1, code2wav=1)
+    delays = StageDelays(thinker=50, talker=1, code2wav=1)  # seven words more, while the first becomes sound
 
     async def act(session):
         await session.one(ask("streamed", SyntheticOptions(delay_ms=delays, frames=12)))

@@ -142,7 +142,7 @@ def test_what_fails_while_starting_ends_the_start_with_its_own_error(
 def test_the_limit_of_a_start_is_the_limit(run_id: str) -> None:
     lines: list[str] = []
     specs = fake_specs(run_id, {"talker": Behaviour(load="hang")})
-    with pytest.raises(LaunchError, match=r"talker.0 .* 2 s.*deploy\.stages\.talker\.startup_timeout_s"):
+    with pytest.raises(LaunchError, match=r"(\w+)\.0 .* 2 s.*deploy\.stages\.\1\.startup_timeout_s"):
         launcher(specs, fake_plan(startup_timeout_s=2.0), on_progress=lines.append).start()
     assert lines[0] == "starting thinker.0, talker.0, code2wav.0"
 

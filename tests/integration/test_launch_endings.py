@@ -14,7 +14,7 @@ import pytest
 from omni_cli.launch.rings import SHM_DIR, remove_stale, stale_segments
 
 ROOT = Path(__file__).parents[2]
-SOON_MS = 10_000
+SOON_MS = 60_000  # of a parent that waits for ever otherwise
 
 
 class Parent:

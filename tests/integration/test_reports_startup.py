@@ -125,7 +125,7 @@ def bad_starts(tmp_path_factory) -> dict[str, Ended]:
 def test_r67_the_configured_limit_ends_a_start_and_names_itself(bad_starts):
     ended = bad_starts["limit"]
     assert ended.code == 1
-    assert 2 < ended.traced_s < 15
+    assert 2 < ended.traced_s < 60
     last = ended.err.splitlines()[-1]
     assert last.startswith("omni: talker.0 was not ready after 2 s, the limit of stage 'talker'.")
     assert last.endswith("raise deploy.stages.talker.startup_timeout_s")
@@ -167,7 +167,7 @@ def test_r67_in_full(tmp_path):
 def test_r68_a_stage_that_dies_while_it_loads_ends_the_start_at_once(bad_starts, kind, cause):
     ended = bad_starts[kind]
     assert ended.code == 1
-    assert ended.traced_s < 15
+    assert ended.traced_s < 60
     assert "ready" not in ended.err
     assert ended.err.count(f"omni: talker.0 {cause}\n") == 1
     assert ended.err.count("--- stage traceback of talker.0\n") == (kind == "raise")

@@ -33,7 +33,7 @@ def test_bad_lines_fail_alone_and_the_summary_says_which_and_why(tmp_path):
         {"id": "gone", "prompt": WORDS, "images": ["gone.png"]},
         {"id": "voice", "prompt": WORDS, "voice": "nobody"},
         {"id": "fails", "prompt": WORDS, "synthetic": {"fail": FAIL}},
-        {"id": "late", "prompt": WORDS, "timeout_s": 0.05, "synthetic": {"never_end": True}},
+        {"id": "late", "prompt": WORDS, "timeout_s": 0.5, "synthetic": {"never_end": True}},
         "",
         {"id": "other", "prompt": WORDS, "modalities": ["text"]},
     ]
@@ -50,7 +50,7 @@ def test_bad_lines_fail_alone_and_the_summary_says_which_and_why(tmp_path):
     assert str(tmp_path / "gone.png") in said[5]
     assert "voices" in said[6]
     assert said[7].startswith("request fails failed in stage talker: RuntimeError")
-    assert "timeout_s=0.05" in said[8]
+    assert "timeout_s=0.5" in said[8]
     assert "\n7 of 9 requests failed\n" in ended.err
 
     results = ended.results
@@ -104,7 +104,7 @@ def test_progress_is_redrawn_in_place_on_a_terminal(tmp_path):
 
 
 def test_a_stage_works_on_the_next_request_while_another_has_the_one_before(tmp_path):
-    delays = [f"synthetic.delay_ms.{stage}=15" for stage in ("thinker", "talker")]
+    delays = ("synthetic.delay_ms.thinker=50", "synthetic.delay_ms.talker=15")  # two thirds of a second for the others
     lines = [{"id": f"{n}", "prompt": WORDS} for n in range(3)]
     ended = batch(tmp_path, lines, "recipe=synthetic", "deploy.stages.thinker.max_batch=1", *delays)
     steps = {"thinker.0": [], "talker.0": [], "code2wav.0": []}
