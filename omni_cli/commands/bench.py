@@ -1,18 +1,19 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from omni_cli.commands.numbers import numbers
 
 if TYPE_CHECKING:
     from omni_cli.bench.prepared import Prepared
 
 _MOST = (1 << 20) - 1  # of what is counted: a talker is asked for a token more than its frames
-_MOST_AT_ONCE = 10_000  # callers, rows, or arrivals a second: all of a load's requests are made up before it
 
 
 def _place(path: Path | None) -> Path | None:
@@ -114,8 +115,8 @@ def run(
     from stages.models.registry import RequestSize
 
     closed = "1" if concurrency is None and rate is None else concurrency
-    callers = () if closed is None else _numbers("--concurrency", closed, int)
-    rates = () if rate is None else _numbers("--rate", rate, float)
+    callers = () if closed is None else numbers("--concurrency", closed, int)
+    rates = () if rate is None else numbers("--rate", rate, float)
     size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
     prepared = _with_meaning(context, Prepared.of(words or [], _command(context)))
     sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
@@ -153,7 +154,7 @@ def stage(
     bench = StageBench(
         prepared=Prepared.of(words or [], _command(context)),
         name=stage,
-        batches=_numbers("--batch", batch, int),
+        batches=numbers("--batch", batch, int),
         context=tokens,
         steps=steps,
         seed=seed,
@@ -194,7 +195,7 @@ def compare(
     from omni_cli.launch.signals import Interrupts
     from stages.models.registry import RequestSize
 
-    callers = _numbers("--concurrency", concurrency, int)
+    callers = numbers("--concurrency", concurrency, int)
     size = RequestSize(prompt_tokens=prompt_tokens, text_tokens=text_tokens, frames=frames)
     prepared = _with_meaning(context, comparable(words or [], _command(context)))
     sized = SizedRequests.of(prepared.loaded, prepared.plan, size, seed, text_only=text_only)
@@ -209,22 +210,7 @@ def compare(
     raise typer.Exit(int(comparison.failed))
 
 
-Number = TypeVar("Number", int, float)
-
 _PLACES = ("--out", "--json", "--write")
-
-
-def _numbers(option: str, text: str, kind: Callable[[str], Number]) -> tuple[Number, ...]:
-    """`1,4,8` as numbers above 0, none of which a machine could not hold."""
-    try:
-        found = tuple(kind(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        found = ()
-    if not found or not all(0 < number <= _MOST_AT_ONCE for number in found):
-        raise typer.BadParameter(
-            f"{text!r}: give numbers above 0, of {_MOST_AT_ONCE} at most, as 1,4,8", param_hint=option
-        )
-    return found
 
 
 _OF_ANSWERS = ("text_tokens", "frames", "text_only")  # what pictures have none of

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from omni_cli.artifacts.run_folder import OUTPUTS
-from omni_cli.commands import trace_diff, trace_replay
+from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
 from omni_cli.trace.reader import TraceReader, find_trace, find_traces
@@ -24,6 +24,7 @@ app = typer.Typer(
 )
 app.add_typer(trace_replay.app)
 app.add_typer(trace_diff.app)
+app.add_typer(trace_whatif.app)
 
 Run = Annotated[
     str,

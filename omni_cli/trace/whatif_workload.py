@@ -1,0 +1,173 @@
+"""What a recorded run asks of a deployment: for each request what every stage did for it, and what the machinery
+between the stages costs. Read from a trace; knows neither plan nor scheduler.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from omni_cli.errors import TraceError
+from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
+from omni_cli.trace.codec import TraceEvent
+from omni_cli.trace.step_model import StepModel, features, kind_of
+from omni_cli.trace.summary import OutputFlow, RequestSummary, RunSummary
+from stages.events import InputReady, MessagePut, OutputProduced, StepDone
+
+_QUIET = 0.2  # the quantile of pauses that is the machinery's own, where others are waits for input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Put:
+    """A message to `consumer` once the stage has done `position` units."""
+
+    consumer: str
+    position: int
+    units: int
+    eos: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class StageWork:
+    """What a stage does for one request. `first` has, by type of output, the position of its first piece."""
+
+    inputs: tuple[str, ...]
+    units: int = 0
+    prompt_tokens: int = 1
+    puts: list[Put] = field(default_factory=list)
+    first: dict[str, int] = field(default_factory=dict)
+    outputs: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One finished request: when it came, and what each stage does for it, in topological order."""
+
+    admitted_ns: int
+    stages: Mapping[str, StageWork]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """All but the requests and the models are samples. `hand_off_ns` by (producer, consumer): the way of a message to a
+    stage that is not in a step. `pause_ns` by stage: between two steps of one that has more to do. `entry_ns`: the way
+    to the first stages; `output_ns`: from the last one to the caller."""
+
+    requests: Sequence[Work]
+    models: Mapping[str, StepModel]
+    hand_off_ns: Mapping[tuple[str, str], Sequence[int]]
+    pause_ns: Mapping[str, Sequence[int]]
+    entry_ns: Sequence[int]
+    output_ns: Sequence[int]
+
+
+def read_workload(events: Iterable[TraceEvent], run: RunSummary) -> Workload:
+    """`run` is the summary of the same events. TraceError if no request has finished, or a stage has too few steps."""
+    works, steps = _collect(events)
+    finished = [request for request in run.requests.values() if request.status == "finished" and request.stages]
+    if not finished:
+        raise TraceError("no request has finished in the trace: there is nothing to simulate")
+    by_stage: dict[str, list[StepDone]] = defaultdict(list)
+    for process, done in steps.items():
+        by_stage[process.rpartition(".")[0]] += done
+    complete = {(p, c) for p, c, mode in (run.started.edges if run.started else ()) if mode == "complete"}
+    busy = {process: _Busy(done) for process, done in steps.items()}
+    return Workload(
+        requests=[Work(admitted_ns=r.admitted_ns, stages=works[r.uid]) for r in finished],
+        models={
+            stage: StepModel(stage, [(kind_of(s.rows), features(s.rows), s.end_ns - s.t_ns) for s in done])
+            for stage, done in by_stage.items()
+        },
+        hand_off_ns=_hand_offs(finished, busy),
+        pause_ns={
+            stage: _pauses(
+                [done for process, done in steps.items() if process.rpartition(".")[0] == stage],
+                fed=any(consumer == stage and (p, consumer) not in complete for p, consumer in _edges(run)),
+            )
+            for stage in by_stage
+        },
+        entry_ns=[_entry_ns(request, busy) for request in finished],
+        output_ns=[r.end_ns - max(span.end_ns for span in r.stages.values()) for r in finished],
+    )
+
+
+def _edges(run: RunSummary) -> set[tuple[str, str]]:
+    return {(p, c) for p, c, _ in (run.started.edges if run.started else ())}
+
+
+def _collect(
+    events: Iterable[TraceEvent],
+) -> tuple[dict[int, dict[str, StageWork]], dict[str, list[StepDone]]]:
+    works: dict[int, dict[str, StageWork]] = {}
+    steps: dict[str, list[StepDone]] = defaultdict(list)
+    for line in events:
+        event, stage = line.event, line.source.rpartition(".")[0]
+        if isinstance(event, RequestAdmitted):
+            works[event.uid] = {}
+        elif isinstance(event, StageSubmitted):
+            works[event.uid][event.stage] = StageWork(inputs=event.waits_for)
+        elif isinstance(event, StepDone):
+            if event.rows:
+                steps[line.source].append(event)
+            for row in event.rows:
+                if (work := works.get(row.uid, {}).get(stage)) is not None:
+                    work.units += row.units
+        elif isinstance(event, InputReady | MessagePut | OutputProduced):
+            if (work := works.get(event.uid, {}).get(stage)) is None:
+                continue
+            if isinstance(event, InputReady):
+                work.prompt_tokens = max(1, event.prompt_tokens)
+            elif isinstance(event, MessagePut):
+                m = event.message
+                work.puts.append(Put(consumer=m.consumer, position=work.units, units=m.units, eos=m.eos))
+            else:
+                work.outputs.add(event.modality)
+                if OutputFlow(modality=event.modality).take(event):
+                    work.first.setdefault(event.modality.partition("_")[0], work.units)
+    return works, steps
+
+
+class _Busy:
+    """The steps of one process, to ask how much of a time was spent in them."""
+
+    def __init__(self, steps: Sequence[StepDone]) -> None:
+        self._steps = steps
+        self._starts = [step.t_ns for step in steps]
+
+    def within(self, start_ns: int, end_ns: int) -> int:
+        total = 0
+        for step in self._steps[max(0, bisect_right(self._starts, start_ns) - 1) :]:
+            if step.t_ns >= end_ns:
+                break
+            total += max(0, min(step.end_ns, end_ns) - max(step.t_ns, start_ns))
+        return total
+
+
+def _hand_offs(requests: Sequence[RequestSummary], busy: Mapping[str, _Busy]) -> dict[tuple[str, str], list[int]]:
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for request in requests:
+        for (producer, consumer), edge in request.edges.items():
+            process = request.stages[consumer].process
+            for put_ns, got_ns in edge.flights:
+                found[producer, consumer].append(got_ns - put_ns - busy[process].within(put_ns, got_ns))
+    return found
+
+
+def _entry_ns(request: RequestSummary, busy: Mapping[str, _Busy]) -> int:
+    """From the admission until the first stage could start, but for what it was in a step."""
+    first = next(iter(request.stages.values()))
+    ready_ns = first.ready_ns if first.ready_ns is not None else first.submitted_ns
+    return ready_ns - request.admitted_ns - busy[first.process].within(request.admitted_ns, ready_ns)
+
+
+def _pauses(processes: Sequence[Sequence[StepDone]], *, fed: bool) -> list[int]:
+    """Between two steps of a request. A stage that is `fed` piece by piece may have waited for input: then the shorter
+    pauses alone say what the machinery takes."""
+    found = sorted(
+        after.t_ns - before.end_ns
+        for steps in processes
+        for before, after in pairwise(steps)
+        if {row.uid for row in before.rows} & {row.uid for row in after.rows}
+    )
+    return found[: max(1, round(_QUIET * len(found)))] if fed else found

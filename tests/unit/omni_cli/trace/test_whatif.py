@@ -1,0 +1,194 @@
+import json
+from random import Random
+from statistics import mean
+
+import pytest
+from typer.testing import CliRunner
+
+from omni_cli.commands.trace import app
+from omni_cli.config.load import load_config
+from omni_cli.errors import ConfigError, TraceError
+from omni_cli.plan.build import build_plan
+from omni_cli.plan.devices import Inventory
+from omni_cli.trace.codec import encode
+from omni_cli.trace.step_model import StepModel
+from omni_cli.trace.summary import summarise
+from omni_cli.trace.whatif import Demand, Outcome, percentile, simulate
+from omni_cli.trace.whatif_plan import changed_plan
+from omni_cli.trace.whatif_report import rate
+from omni_cli.trace.whatif_workload import StageWork, Work, Workload, read_workload
+from stages.schedulers.base import Row
+from tests.trace.virtual_run import VirtualRun
+
+DELAYS = ("synthetic.delay_ms.thinker=5", "synthetic.delay_ms.talker=5", "synthetic.delay_ms.code2wav=10")
+MODES = {
+    "complete": (),
+    "incremental": (
+        "pipeline.stages.talker.inputs.thinker=incremental",
+        "pipeline.stages.code2wav.inputs.talker=incremental",
+    ),
+}
+RECORDED = ("deploy.stages.talker.max_batch=4", "deploy.stages.talker.kv_blocks=64")
+REQUESTS = 36
+
+
+def words(number: int) -> int:
+    return 3 + number % 6
+
+
+def run(mode: str, *changes: str, callers: int, requests: int = REQUESTS) -> VirtualRun:
+    keys = {change.partition("=")[0] for change in changes}
+    kept = [word for word in RECORDED if word.partition("=")[0] not in keys]
+    return VirtualRun(*DELAYS, *MODES[mode], *kept, *changes, callers=callers, requests=requests, words=words)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, tuple[VirtualRun, Workload]]:
+    runs = {mode: run(mode, callers=6, requests=24) for mode in MODES}
+    return {mode: (made, read_workload(made.trace, summarise(made.trace))) for mode, made in runs.items()}
+
+
+def measured(real: VirtualRun) -> Outcome:
+    requests = summarise(real.trace).requests.values()
+    assert {request.status for request in requests} == {"finished"}
+    outcome = Outcome(demand=Demand(name="", requests=len(requests)))
+    outcome.span_ns = max(r.end_ns for r in requests) - min(r.admitted_ns for r in requests)
+    outcome.total_ns = [request.total_ns for request in requests]
+    outcome.first_ns["audio"] = [request.ttfa_ns or 0 for request in requests]
+    return outcome
+
+
+@pytest.mark.parametrize(
+    ("mode", "callers", "changes"),
+    [
+        ("complete", 1, ()),
+        ("complete", 16, ()),
+        ("complete", 12, ("deploy.stages.talker.kv_blocks=4",)),
+        ("complete", 12, ("deploy.stages.talker.devices=[[],[]]",)),
+        ("incremental", 16, ()),
+        ("incremental", 6, ("deploy.stages.talker.max_batch=1",)),
+        ("incremental", 16, ("deploy.stages.talker.max_batch=8",)),
+        ("incremental", 12, ("deploy.stages.talker.devices=[[],[]]",)),
+    ],
+    ids=str,
+)
+def test_another_load_or_deployment_than_the_recorded_one_is_predicted(recorded, mode, callers, changes):
+    """Of a deployment without noise: the real one, in virtual time."""
+    made, workload = recorded[mode]
+    predicted = simulate(changed_plan(made.plan, changes), workload, Demand.of_callers(callers, REQUESTS))
+    real = measured(run(mode, *changes, callers=callers))
+    assert len(predicted.total_ns) == REQUESTS
+    assert rate(predicted) == pytest.approx(rate(real), rel=0.05)
+    for samples, of in ((predicted.total_ns, real.total_ns), (predicted.first_ns["audio"], real.first_ns["audio"])):
+        assert mean(samples) == pytest.approx(mean(of), rel=0.10)
+        assert percentile(samples, 0.99) == pytest.approx(percentile(of, 0.99), rel=0.15)
+
+
+def test_arrivals_at_a_rate_wait_for_nobody(recorded):
+    made, workload = recorded["complete"]
+    few, many = (simulate(made.plan, workload, Demand.of_rate(per_s, 200, seed=1)) for per_s in (10, 400))
+    assert rate(few) == pytest.approx(10, rel=0.2)
+    assert rate(many) < 60
+    assert percentile(many.total_ns, 0.5) > 10 * percentile(few.total_ns, 0.5)
+    assert many.stages["talker"].wait_ns > 100 * few.stages["talker"].wait_ns
+
+
+def test_pictures_are_drawn_step_by_step():
+    plan = build_plan(load_config(("recipe=qwen_image", "model.load_format=dummy")), Inventory.imagined(1))
+    (stage,) = plan.stages
+    steps = [("denoise", (rows, 0, 0, 0), rows * 1_000_000) for rows in (1, 2, 3, 4)] * 5
+    others = [(kind, (1, 0, 0, 0), 1000) for kind in ("encode", "decode")] * 8
+    work = Work(admitted_ns=0, stages={stage.name: StageWork(inputs=(), units=10, outputs={"image"})})
+    workload = Workload(
+        requests=[work], models={stage.name: StepModel(stage.name, steps + others)},
+        hand_off_ns={}, pause_ns={}, entry_ns=[], output_ns=[],
+    )  # fmt: skip
+    outcome = simulate(plan, workload, Demand.of_callers(2, 4))
+    assert len(outcome.total_ns) == 4
+    assert outcome.span_ns == pytest.approx(40_000_000, rel=0.01)
+
+
+def test_a_fit_finds_the_price_of_rows_and_context_under_outliers():
+    draw = Random(0)
+    steps = []
+    for _ in range(400):
+        rows, context = draw.randint(1, 8), draw.randint(100, 4000)
+        ns = 5_000_000 + 200_000 * rows + 100 * context
+        steps.append(
+            (
+                "decode",
+                (rows, 0, 0, context),
+                round(ns * draw.uniform(0.97, 1.03)) * (10 if draw.random() < 0.05 else 1),
+            )
+        )
+    (fit,) = StepModel("talker", steps).all
+    assert fit.constant_ns == pytest.approx(5_000_000, rel=0.05)
+    assert fit.prices_ns[0] == pytest.approx(200_000, rel=0.05)
+    assert fit.prices_ns[3] == pytest.approx(100, rel=0.1)
+    assert fit.error < 0.03
+    assert fit.most_rows == 8
+
+
+def test_more_work_never_takes_less_time():
+    steps = [("forward", (rows, 0, rows * 3, 0), 9_000_000 - rows) for rows in (1, 2, 3, 4)] * 4
+    model = StepModel("code2wav", steps)
+    assert model.all[0].prices_ns == (0, 0, 0, 0)
+    row = Row(uid=1, phase="forward", position=0, units=3)
+    assert model.draw_ns((row,) * 9, Random(0)) == pytest.approx(9_000_000, rel=0.01)
+    assert model.most_rows == 9
+
+
+def test_a_kind_of_step_that_is_rare_is_taken_with_the_others():
+    steps = [("decode", (1, 0, 0, place), 5_000_000) for place in range(20)]
+    model = StepModel("talker", [*steps, ("prefill", (1, 9, 0, 9), 6_000_000)])
+    assert [fit.kind for fit in model.all] == ["decode", "any"]
+    with pytest.raises(TraceError, match="stage talker has 7 steps in the trace, too few"):
+        StepModel("talker", steps[:7])
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("deploy.stages.talker.max_batches=8", "the nearest is `deploy.stages.talker.max_batch`"),
+        ("deploy.stages.singer.max_batch=8", "cannot be changed in a recorded run"),
+        ("deploy.stages.talker.max_batch=0", "greater than or equal to 1"),
+        ("deploy.stages.talker.replicas=0", "a number of replicas, 1 or more"),
+        ("recipe=synthetic_dag", "cannot be changed in a recorded run"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_with_what_can(recorded, word, message):
+    with pytest.raises(ConfigError) as error:
+        changed_plan(recorded["complete"][0].plan, (word,))
+    assert message in str(error.value)
+
+
+def test_the_keys_change_the_plan(recorded):
+    words = ("replicas=3", "max_batch=16", "kv_blocks=5", "step_tokens=32")
+    plan = changed_plan(recorded["complete"][0].plan, [f"deploy.stages.talker.{word}" for word in words])
+    talker = plan.stage("talker")
+    found = (len(talker.replicas), talker.max_batch, talker.kv and talker.kv.blocks, talker.tuning.step_tokens)
+    assert found == (3, 16, 5, 32)
+
+
+def test_the_command_says_what_it_fits_predicts_and_leaves_out(recorded, tmp_path):
+    made = recorded["complete"][0]
+    lines = (encode(line.source, line.ordinal, line.event) for line in made.trace)
+    (tmp_path / "trace.jsonl").write_text("".join(lines))
+    (tmp_path / "plan.json").write_text(json.dumps(made.plan.document()))
+
+    def whatif(*arguments: str) -> str:
+        done = CliRunner().invoke(app, ("whatif", str(tmp_path), *arguments), catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.stdout
+
+    text = whatif("deploy.stages.talker.max_batch=1", "--concurrency", "1,12")
+    for said in ("talker decode: 5 ms + 0.1 ms a row", "the same, simulated", "not modelled: GPUs",
+                 "1 at once: nobody waits long", "requests wait for a slot in talker on average"):  # fmt: skip
+        assert said in text
+    found = json.loads(whatif("--json", "--rate", "5", "--requests", "20"))
+    assert found["loads"][0]["requests"] == 20
+    assert found["loads"][0]["requests_a_second"] == pytest.approx(5, rel=0.5)
+    assert json.loads(whatif("--json"))["loads"][0]["load"] == "as recorded"
+    (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in made.trace[:30]))
+    with pytest.raises(TraceError, match="no request has finished"):
+        whatif()
