@@ -1,0 +1,140 @@
+"""nano-omni: what is written here of transformers' arithmetic equals it, and its layout is the published one."""
+
+import random
+import re
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from stages.models.qwen3_omni.talker_prompt import PromptBuilder, TalkerInputs
+from stages.models.qwen3_omni.tiny_config import model_config
+from stages.models.qwen3_omni.tiny_weights import weights
+from training.nano_image.captions import Scene
+from training.nano_omni import codec, dialogues, layout, talker, thinker
+from training.nano_omni.perception import Features, patches
+from training.pack import pack
+
+TOPICS = {"capital", "sum", "colour", "opposite", "calendar", "counting", "spelling", "saying", "name", "unknown"}
+
+
+def test_dialogues_are_held_out_or_not_and_of_every_topic():
+    chance = random.Random(4)
+    for unseen in (False, True):
+        found = [dialogues.draw_dialogue(chance, unseen=unseen) for _ in range(300)]
+        assert {one.topic for one in found} == TOPICS | (set() if unseen else {"small talk"})
+        assert all(len(one.turns) % 2 == 0 for one in found)
+        assert all(dialogues.held_out(one) == unseen for one in found if one.topic != "small talk")
+    for _ in range(100):
+        heard = dialogues.draw_heard(chance, unseen=False)
+        assert heard.medium == "audio"
+        assert heard.answer == heard.heard or heard.topic == "hearing a question"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    chance = random.Random(5)
+    drawn = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(1500)]
+    return layout.tokenizer([turn for one in drawn for turn in one.turns])
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    torch.manual_seed(0)
+    return layout.model(tokenizer).eval()
+
+
+def test_pictures_become_the_image_processors_patches():
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    picture = np.random.default_rng(0).integers(0, 256, (64, 96, 3), dtype=np.uint8)
+    processor = Qwen2VLImageProcessorPil(
+        min_pixels=32 * 32, max_pixels=256 * 256, image_mean=[0.5] * 3, image_std=[0.5] * 3,
+        patch_size=16, temporal_patch_size=2, merge_size=2,
+    )  # fmt: skip
+    right = processor(images=[picture], input_data_format="channels_last", return_tensors="pt")["pixel_values"]
+    found = patches(torch.from_numpy(picture).permute(2, 0, 1)[None].float() / 127.5 - 1)
+    torch.testing.assert_close(found, right)
+
+
+def test_sounds_become_the_feature_extractors_features():
+    from transformers import WhisperFeatureExtractor
+
+    sound = np.random.default_rng(0).normal(0, 0.1, 16_077).astype(np.float32)
+    right = WhisperFeatureExtractor(feature_size=128)(
+        [sound], sampling_rate=16_000, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt"
+    )
+    mask = right["attention_mask"].bool()
+    torch.testing.assert_close(
+        Features()(torch.from_numpy(sound)), right["input_features"].permute(0, 2, 1)[mask].T, atol=1e-5, rtol=0
+    )
+
+
+def test_a_picture_has_the_positions_of_transformers(tokenizer, model):
+    scene = Scene(thing=0, right=None, size=0, background=0)
+    plain = dialogues.Dialogue(topic="", turns=("Hello.", "Hi."))
+    seen = dialogues.Dialogue(topic="", turns=("Hello.", "Hi.", "What is this?", "A cat."), scene=scene)
+    batch = thinker.Writer(tokenizer).batch([plain, seen], [0, 16], 128)
+    right, _ = model.thinker.get_rope_index(batch.ids, torch.tensor([[1, 8, 8]]), None, batch.mask, False, None, None)
+    assert (right == batch.places)[:, batch.mask.bool()].all()
+    answer = batch.labels[1][batch.labels[1] >= 0]
+    assert tokenizer.decode(answer) == "A cat.<|im_end|>"
+
+
+def test_all_experts_at_once_are_the_modules_own_sum(model):
+    block = model.talker.model.layers[0].mlp
+    hidden = torch.randn(1, 7, block.gate.hidden_dim)
+    with torch.no_grad():
+        found = block(hidden)
+        block.experts.config._experts_implementation = "eager"
+        try:
+            torch.testing.assert_close(found, block(hidden))
+        finally:
+            block.experts.config._experts_implementation = "all"
+
+
+def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, model):
+    writer = thinker.Writer(tokenizer)
+    user, answer = writer.user("Say: yes"), writer.encode("Yes.")
+    codes = torch.randint(layout.CODES, (layout.GROUPS, 3))
+    spoken = talker.Spoken(user=tuple(user), answer=tuple(answer), speaker=layout.VOICES["ethan"], codes=codes)
+    rows = talker.rows_of(model.config, writer.newline, [spoken])
+    table = model.thinker.get_input_embeddings().weight.detach()
+    speaker = talker.Talker(model.talker, table)
+    ids = torch.tensor([*user, *writer.encode("<|im_start|>assistant\n")])
+    with torch.no_grad():
+        given = speaker._embedded(rows.codes)[0] + model.talker.text_projection(table)[rows.text[0]]
+        builder = PromptBuilder(model.talker, model.talker.text_projection(table), model.config)
+        prompt = builder.build(TalkerInputs(prompt_ids=ids), answer[0], layout.VOICES["ethan"])
+    torch.testing.assert_close(given[: len(user) + 9], prompt.embeds)
+    assert rows.first.tolist() == [len(user) + 8]
+    config = model.config
+    assert rows.text[0, -3:].tolist() == [*answer[1:], config.tts_eos_token_id, config.tts_pad_token_id][:3]
+    first, others = talker.losses(speaker, rows, config.talker_config.codec_eos_token_id, None)
+    assert 5 < first.item() < 9
+    assert 5 < others.item() < 8
+
+
+def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
+    torch.manual_seed(1)
+    trained = codec.Codec(model.code2wav).eval()
+    trained.codebooks.vectors.normal_()
+    sound = torch.randn(1, 4 * layout.FRAME) * 0.1
+    with torch.no_grad():
+        vectors, codes, _ = trained.codebooks(trained.encoder(sound))
+        drawn = trained.decode(vectors)
+        trained.finish()
+        assert codes.shape == (1, layout.GROUPS, 4)
+        assert drawn.shape == (1, 4 * layout.FRAME - 555)
+        torch.testing.assert_close(model.code2wav(codes)[:, 0], drawn.clamp(-1, 1), atol=2e-4, rtol=0)
+
+
+def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
+    def pattern(names):
+        return {re.sub(r"\d+", "N", name) for name in names}
+
+    layout.save(tmp_path / "whole", model, tokenizer)
+    with safe_open(tmp_path / "whole" / "model.safetensors", "pt") as file:
+        assert pattern(file.keys()) == pattern(weights(model_config(512)))
+    assert pack(tmp_path / "whole", tmp_path / "packed") < 18e6

@@ -1,0 +1,179 @@
+"""The codec: an encoder and codebooks that exist for training alone, and Code2Wav, which is kept.
+
+Residual vector quantisation whose codebooks follow their vectors' running mean, as in SoundStream (arXiv:2107.03312);
+the loss is on mel spectrograms of several resolutions and on the codebooks' error.
+"""
+
+import logging
+import random
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers.audio_utils import mel_filter_bank
+
+from training.budget import moments
+from training.nano_omni.layout import CODES, FRAME, GROUPS
+from training.nano_omni.speech import RATE
+
+log = logging.getLogger(__name__)
+_VECTOR = 96
+_FOLLOW = 0.03  # of a codebook, a step
+_SEGMENT_FRAMES = 20
+_RATE = 1e-3
+
+
+class Mel(nn.Module):
+    """Magnitudes of a mel spectrogram: [batch, samples] to [batch, bins, frames]."""
+
+    def __init__(self, window: int, hop: int, bins: int) -> None:
+        super().__init__()
+        bank = mel_filter_bank(window // 2 + 1, bins, 0.0, RATE / 2, RATE, norm=None, mel_scale="htk")
+        self.register_buffer("bank", torch.from_numpy(bank).float().T)
+        self.register_buffer("hann", torch.hann_window(window))
+        self._window, self._hop = window, hop
+
+    def forward(self, samples: Any) -> Any:
+        found = torch.stft(samples, self._window, self._hop, self._window, self.hann, return_complex=True)
+        return self.bank @ found.abs()
+
+
+class MelLoss(nn.Module):
+    """Mean over resolutions of the error of log magnitudes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mels = nn.ModuleList(
+            Mel(size, size // 4, bins) for size, bins in ((256, 32), (512, 48), (1024, 80), (2048, 100))
+        )
+
+    def forward(self, drawn: Any, samples: Any) -> Any:
+        errors = []
+        for mel in self.mels:
+            found, right = mel(drawn), mel(samples)
+            errors.append(F.l1_loss((found + 1e-4).log(), (right + 1e-4).log()))
+            errors.append(0.2 * F.l1_loss(found, right) / (right.mean() + 1e-3))
+        return sum(errors) / len(self.mels)
+
+
+class Encoder(nn.Module):
+    """Samples [batch, frames x FRAME] to vectors [batch, frames, _VECTOR]: a mel spectrogram of 100 a second, halved
+    three times."""
+
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.mel = Mel(1024, FRAME // 8, 80)
+        layers: list[nn.Module] = [nn.Conv1d(80, width, 5, padding=2), nn.GELU()]
+        for _ in range(3):
+            layers += [nn.Conv1d(width, width, 4, 2, 1), nn.GELU(), nn.Conv1d(width, width, 3, padding=1), nn.GELU()]
+        self.body = nn.Sequential(*layers, nn.Conv1d(width, _VECTOR, 1))
+
+    def forward(self, samples: Any) -> Any:
+        heights = (self.mel(samples)[..., : samples.shape[-1] // (FRAME // 8)] + 1e-4).log()
+        return self.body(heights).transpose(1, 2)
+
+
+class Codebooks(nn.Module):
+    """GROUPS codebooks, each for what the ones before it have left."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.randn(GROUPS, CODES, _VECTOR) * 0.02)
+        self.register_buffer("counts", torch.ones(GROUPS, CODES))
+        self.register_buffer("sums", self.vectors.clone())
+        self.filled = False
+
+    def forward(self, found: Any, groups: int = GROUPS) -> tuple[Any, Any, Any]:
+        """Vectors [batch, frames, _VECTOR] to themselves as coded (the gradient passes), codes [batch, groups, frames]
+        and the mean error."""
+        left = found.reshape(-1, found.shape[-1])
+        coded, codes, error = torch.zeros_like(left), [], torch.zeros((), device=left.device)
+        for group in range(groups):
+            if self.training and not self.filled:
+                self._restart(group, torch.ones(CODES, dtype=torch.bool, device=left.device), left.detach())
+            chosen = torch.cdist(left.detach(), self.vectors[group]).argmin(1)
+            vectors = self.vectors[group][chosen]
+            error = error + F.mse_loss(left, vectors)
+            if self.training:
+                self._follow(group, chosen, left.detach())
+            codes.append(chosen.view(found.shape[:2]))
+            coded, left = coded + vectors, left - vectors
+        self.filled = self.filled or self.training
+        passed = found + (coded.view(found.shape) - found).detach()
+        return passed, torch.stack(codes, 1), error / groups
+
+    @torch.no_grad()
+    def _follow(self, group: int, chosen: Any, vectors: Any) -> None:
+        ones = torch.ones(len(chosen), device=chosen.device)
+        counts = torch.zeros(CODES, device=chosen.device).index_add_(0, chosen, ones)
+        self.counts[group].lerp_(counts, _FOLLOW)
+        self.sums[group].lerp_(torch.zeros_like(self.sums[group]).index_add_(0, chosen, vectors), _FOLLOW)
+        self.vectors[group] = self.sums[group] / (self.counts[group][:, None] + 1e-5)
+        self._restart(group, self.counts[group] < 0.05, vectors)
+
+    @torch.no_grad()
+    def _restart(self, group: int, dead: Any, vectors: Any) -> None:
+        """Codes that nobody chooses become random vectors that were there."""
+        fresh = vectors[torch.randint(len(vectors), (CODES,), device=vectors.device)]
+        self.vectors[group] = torch.where(dead[:, None], fresh, self.vectors[group])
+        self.sums[group] = torch.where(dead[:, None], fresh, self.sums[group])
+        self.counts[group] = torch.where(dead, torch.ones_like(self.counts[group]), self.counts[group])
+
+
+class Codec(nn.Module):
+    """`code2wav` is transformers' module; the projection is folded into its code embedding at the end."""
+
+    def __init__(self, code2wav: Any) -> None:
+        super().__init__()
+        self.encoder, self.codebooks, self.code2wav = Encoder(), Codebooks(), code2wav
+        self.project = nn.Linear(_VECTOR, code2wav.config.hidden_size)
+
+    def decode(self, coded: Any) -> Any:
+        """Samples [batch, frames x FRAME - 555] of vectors [batch, frames, _VECTOR]: Code2Wav without its codes."""
+        hidden = self.code2wav.pre_transformer(inputs_embeds=self.project(coded)).last_hidden_state.transpose(1, 2)
+        for block in (block for blocks in self.code2wav.upsample for block in blocks):
+            hidden = block(hidden)
+        for block in self.code2wav.decoder:
+            hidden = block(hidden)
+        return hidden[:, 0]
+
+    @torch.no_grad()
+    def finish(self) -> None:
+        """Makes Code2Wav whole: it takes the mean of its codes' embeddings."""
+        vectors = self.codebooks.vectors @ self.project.weight.T * GROUPS + self.project.bias
+        self.code2wav.code_embedding.weight.copy_(vectors.flatten(0, 1))
+
+    @torch.no_grad()
+    def codes(self, samples: Any) -> Any:
+        """Codes [batch, GROUPS, frames] of samples [batch, frames x FRAME]."""
+        return self.codebooks(self.encoder(samples))[1]
+
+
+def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: str, seed: int) -> Codec:
+    """Trains on `samples`, int16 [all frames x FRAME] on the device: sentences one behind the other."""
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    codec, loss_of = Codec(code2wav).to(device), MelLoss().to(device)
+    parameters = [value for value in codec.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.8, 0.99), weight_decay=0.0)
+    span = torch.arange(_SEGMENT_FRAMES * FRAME, device=device)
+    for now in moments(seconds):
+        optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)
+        starts = torch.randint(len(samples) // FRAME - _SEGMENT_FRAMES, (batch,), device=device) * FRAME
+        right = samples[starts[:, None] + span].float() / 32768
+        # Often with fewer groups, so that the first ones carry most.
+        groups = GROUPS if now.step == 0 or chance.random() < 0.6 else chance.randint(2, GROUPS - 1)
+        coded, _, error = codec.codebooks(codec.encoder(right), groups)
+        drawn = codec.decode(coded)
+        distance = loss_of(drawn, right[:, : drawn.shape[1]])
+        loss = 15 * distance + 0.5 * groups * error
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
+        optimizer.step()
+        if now.step % 250 == 0:
+            log.info("codec: step %d, %d %% of the time, mel %.3f", now.step, 100 * now.done, distance.item())
+    codec.eval()
+    codec.finish()
+    return codec

@@ -1,0 +1,169 @@
+"""The talker and its code predictor, trained on what the teacher says: the rows are those that `generate` makes.
+
+A sequence is the user's turn, the nine rows that begin an answer, then a row a frame; row and frame carry the sum of a
+text token and of sixteen codes. What a row predicts is the first code of the next frame; the predictor adds the others.
+"""
+
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from training.budget import moments
+from training.nano_omni.layout import CODES, GROUPS
+
+log = logging.getLogger(__name__)
+_RATE = 1.5e-3
+NONE = -1  # no token, no code: a row without that part
+_NOISE = 0.04  # of the codes that it is given are others than those that were said
+_PREDICTED_FRAMES = 3072  # of a batch, for the code predictor
+_FADE = 0.85  # weight of a code group against the one before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spoken:
+    """`user` ids of the user's turn, NONE for media; `answer` ids of what is said; `codes` [GROUPS, frames]."""
+
+    user: tuple[int, ...]
+    answer: tuple[int, ...]
+    speaker: int
+    codes: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """A batch: `text` [batch, rows], `codes` [batch, rows, GROUPS], `first` [batch]: the row that predicts frame 0,
+    `frames` [batch]. Rows behind the end are empty; since rows see only those before them, no mask is needed."""
+
+    text: Any
+    codes: Any
+    first: Any
+    frames: Any
+
+
+def rows_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Rows:
+    """The rows of a batch, on the CPU. `newline` is the id that follows a role's name."""
+    talker = config.talker_config
+    head_text = [config.im_start_token_id, config.assistant_token_id, newline]
+    head_text += [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id]
+    longest = max(len(one.user) + 9 + one.codes.shape[1] for one in spoken)
+    text = torch.full((len(spoken), longest), NONE)
+    codes = torch.full((len(spoken), longest, GROUPS), NONE)
+    for place, one in enumerate(spoken):
+        count, start = one.codes.shape[1], len(one.user)
+        said = [*one.answer, config.tts_eos_token_id][: count + 1]
+        said += [config.tts_pad_token_id] * (count + 1 - len(said))
+        line = [*one.user, *head_text, *said]
+        text[place, : len(line)] = torch.tensor(line)
+        marks = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id, one.speaker]
+        marks += [talker.codec_pad_id, talker.codec_bos_id]
+        codes[place, start + 3 : start + 9, 0] = torch.tensor(marks)
+        codes[place, start + 9 : start + 9 + count] = one.codes.T
+    first = torch.tensor([len(one.user) + 8 for one in spoken])
+    return Rows(text=text, codes=codes, first=first, frames=torch.tensor([one.codes.shape[1] for one in spoken]))
+
+
+class Talker(torch.nn.Module):
+    """transformers' talker, fed with rows; `table` [ids, thinker hidden] stays as it is."""
+
+    def __init__(self, module: Any, table: Any) -> None:
+        super().__init__()
+        self.module = module
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, text: Any, codes: Any) -> Any:
+        """Last hidden states [batch, rows, hidden]."""
+        embeds = self._embedded(codes)
+        projected = self.module.text_projection(self.table)
+        embeds = embeds + projected[text.clamp(min=0)] * (text != NONE)[..., None]
+        return self.module.model(inputs_embeds=embeds).last_hidden_state
+
+    def _embedded(self, codes: Any) -> Any:
+        """The sum of the codes' embeddings [batch, rows, hidden]."""
+        tables = (self.module.model.codec_embedding, *self.module.code_predictor.model.codec_embedding)
+        return sum(
+            table(codes[..., group].clamp(min=0)) * (codes[..., group] != NONE)[..., None]
+            for group, table in enumerate(tables)
+        )
+
+    def first_codes(self, hidden: Any) -> Any:
+        """Logits [..., talker vocabulary]."""
+        return self.module.codec_head(hidden)
+
+    def other_codes(self, hidden: Any, codes: Any) -> Any:
+        """Logits [frames, GROUPS - 1, CODES] from the rows' `hidden` [frames, hidden] and all `codes` [frames, GROUPS]:
+        each group sees those before it."""
+        predictor = self.module.code_predictor
+        tables = (self.module.model.codec_embedding, *predictor.model.codec_embedding)
+        known = [table(codes[:, group]) for group, table in enumerate(tables[: GROUPS - 1])]
+        found = predictor.model(inputs_embeds=torch.stack([hidden, *known], dim=1)).last_hidden_state[:, 1:]
+        heads = torch.stack([head.weight for head in predictor.lm_head])
+        return torch.einsum("fgh,gch->fgc", found, heads)
+
+
+def losses(talker: Talker, rows: Rows, eos: int, generator: torch.Generator | None) -> tuple[Any, Any]:
+    """The mean error (nats) of first codes, and of a frame's other codes with falling weights that sum to 1. With a
+    `generator` some codes that are given are wrong, as they will be when it speaks."""
+    given = rows.codes
+    if generator is not None:
+        wrong = torch.rand(given.shape, device=given.device, generator=generator) < _NOISE
+        others = torch.randint(CODES, given.shape, device=given.device, generator=generator)
+        given = torch.where(wrong & (given != NONE) & (given < CODES), others, given)
+    hidden = talker(rows.text, given)
+    places = torch.arange(rows.text.shape[1], device=rows.text.device)
+    frame = places - rows.first[:, None]  # the frame that a row predicts
+    following = torch.cat([rows.codes[:, 1:, 0], torch.full_like(rows.codes[:, :1, 0], NONE)], dim=1)
+    target = torch.where(frame == rows.frames[:, None], eos, following)
+    target = torch.where((frame >= 0) & (frame <= rows.frames[:, None]), target, -100)
+    first = F.cross_entropy(talker.first_codes(hidden).float().flatten(0, 1), target.flatten(), ignore_index=-100)
+    inside = ((frame >= 0) & (frame < rows.frames[:, None])).nonzero()
+    chosen = inside[torch.randperm(len(inside), device=inside.device)[:_PREDICTED_FRAMES]]
+    right = rows.codes[chosen[:, 0], chosen[:, 1] + 1]
+    logits = talker.other_codes(hidden[chosen[:, 0], chosen[:, 1]], right)
+    error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
+    weights = _FADE ** torch.arange(GROUPS - 1, device=error.device)
+    return first, (error.view(-1, GROUPS - 1) * weights / weights.sum()).sum(1).mean()
+
+
+def train(
+    module: Any,
+    table: Any,
+    config: Any,
+    newline: int,
+    spoken: Sequence[Spoken],
+    *,
+    seconds: float,
+    batch: int,
+    device: str,
+    seed: int,
+) -> None:
+    """Trains transformers' talker in place. Sentences of about one length share a batch."""
+    torch.manual_seed(seed)
+    chance = random.Random(seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    talker = Talker(module.to(device), table.to(device))
+    parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02)
+    ordered = sorted(spoken, key=lambda one: one.codes.shape[1])
+    eos = config.talker_config.codec_eos_token_id
+    for now in moments(seconds):
+        optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.3)
+        start = chance.randrange(max(1, len(ordered) - 4 * batch + 1))
+        near = ordered[start : start + 4 * batch]
+        rows = rows_of(config, newline, chance.sample(near, min(batch, len(near))))
+        rows = Rows(**{name: getattr(rows, name).to(device, non_blocking=True) for name in Rows.__slots__})
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            first, others = losses(talker, rows, eos, generator)
+        optimizer.zero_grad()
+        (first + others).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if now.step % 250 == 0:
+            log.info(
+                "talker: step %d, %d %% of the time, first code %.3f, others %.3f",
+                now.step, 100 * now.done, first.item(), others.item(),
+            )  # fmt: skip

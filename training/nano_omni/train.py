@@ -1,0 +1,195 @@
+"""Makes nano-omni from nothing, part by part: `python -m training.nano_omni.train PART --out FOLDER`.
+
+The parts are `data`, `thinker`, `codec`, `talker` and `pack`, in this order, or `all`; each takes from FOLDER what the
+ones before it have left. On one GPU each takes at most a few minutes.
+"""
+
+import argparse
+import logging
+import os
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.nano_image import drawings as pictures
+from training.nano_image.captions import draw_scene
+from training.nano_image.scenes import Painter
+from training.nano_omni import codec, dialogues, layout, speech, talker, thinker
+from training.nano_omni.perception import HEARD_RATE
+from training.pack import pack
+
+log = logging.getLogger(__name__)
+_SECONDS = {"thinker": 240.0, "codec": 240.0, "talker": 360.0}
+_SIDE = 128  # pixels of a picture that it learns to see
+_MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's prompt
+
+
+def data(options: argparse.Namespace) -> None:
+    """What is said: answers to be spoken and sentences to be heard, by the teacher."""
+    chance = random.Random(options.seed)
+    talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(options.sentences)]
+    heard = [dialogues.draw_heard(chance, unseen=False) for _ in range(options.sentences // 2)]
+    texts = list(dict.fromkeys([one.answer for one in talks] + [one.heard for one in heard]))
+    log.info("%d different sentences", len(texts))
+    said = speech.say(texts, options.workers)
+    log.info("%.2f hours of speech", sum(len(one.samples) for one in said) / speech.RATE / 3600)
+    _keep(options, "data", {"talks": talks, "heard": heard, "said": said})
+
+
+def train_thinker(options: argparse.Namespace) -> None:
+    """The tokenizer, then thinker and towers."""
+    kept = _kept(options, "data")
+    chance = random.Random(options.seed + 10)
+    drawn = pictures.load(options.drawings) if options.drawings else pictures.draw()
+    painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
+    grounds = list(pictures.BACKGROUNDS)
+
+    def looks(count: int, *, unseen: bool) -> list[dialogues.Dialogue]:
+        scenes = [draw_scene(chance, drawn, pairs=0.4, unseen=unseen) for _ in range(count)]
+        return [dialogues.draw_seen(chance, scene, drawn, grounds) for scene in scenes]
+
+    many = 4 * options.sentences
+    talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(many)]
+    seen = looks(many, unseen=False)
+    tokenizer = layout.tokenizer([turn for one in (*kept["talks"], *seen[: many // 8]) for turn in one.turns])
+    torch.manual_seed(options.seed)
+    model = layout.model(tokenizer)
+    writer = thinker.Writer(tokenizer)
+    for part in (talks, seen, kept["heard"]):
+        writer.learn(part)
+    samples = thinker.Samples(
+        talks=talks,
+        looks=seen,
+        listens=_sounds(kept),
+        paint=lambda scenes: painter.paint(scenes, generator),
+        seed=options.seed,
+        device=options.device,
+    )
+    log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(kept["heard"]))
+    thinker.train(model.thinker, writer, samples, side=_SIDE, **_common(options, "thinker"))
+    held = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(256)]
+    log.info("held-out dialogues: %.1f %%", 100 * thinker.exact(model.thinker, writer, held, None, side=_SIDE))
+    held = looks(256, unseen=True)
+    pixels = painter.paint([one.scene for one in held if one.scene is not None], generator)
+    log.info("held-out pictures: %.1f %%", 100 * thinker.exact(model.thinker, writer, held, pixels, side=_SIDE))
+    _keep(options, "thinker", {"tokenizer": tokenizer, "model": model.cpu()})
+
+
+def _sounds(kept: dict[str, Any]) -> list[tuple[dialogues.Dialogue, Any]]:
+    """What is heard, at the rate of hearing."""
+    import soxr
+
+    voices = {one.text: one.samples for one in kept["said"]}
+    return [
+        (one, torch.from_numpy(soxr.resample(voices[one.heard] / 32768.0, speech.RATE, HEARD_RATE)).float())
+        for one in kept["heard"]
+    ]
+
+
+def train_codec(options: argparse.Namespace) -> None:
+    """Encoder, codebooks and Code2Wav; then every sentence as codes."""
+    import numpy as np
+
+    kept, begun = _kept(options, "data"), _kept(options, "thinker")
+    model, said = begun["model"], kept["said"]
+    samples = torch.from_numpy(np.concatenate([one.samples for one in said])).to(options.device)
+    trained = codec.train(model.code2wav, samples, **_common(options, "codec"))
+    coded = []
+    for one in said:
+        sound = torch.from_numpy(one.samples.astype("float32") / 32768).to(options.device)
+        coded.append(trained.codes(sound[None])[0].cpu())
+    used = [len(torch.unique(torch.cat([codes[group] for codes in coded]))) for group in range(layout.GROUPS)]
+    log.info("codes used by group: %s", used)
+    _keep(options, "codec", {"code2wav": trained.code2wav.cpu().state_dict(), "codes": coded})
+
+
+def train_talker(options: argparse.Namespace) -> None:
+    """The talker on the codes, with the questions before the answers."""
+    kept, begun, coded = (_kept(options, name) for name in ("data", "thinker", "codec"))
+    model, tokenizer = begun["model"], begun["tokenizer"]
+    writer = thinker.Writer(tokenizer)
+    model.code2wav.load_state_dict(coded["code2wav"])
+    asked: dict[str, list[str]] = {}
+    for one in kept["talks"]:
+        asked.setdefault(one.answer, []).append(one.turns[-2])
+    chance = random.Random(options.seed + 20)
+    spoken = [
+        talker.Spoken(
+            user=_user_rows(writer, chance, asked.get(said.text, [""])),
+            answer=tuple(writer.encode(said.text)),
+            speaker=layout.VOICES[said.voice],
+            codes=codes,
+        )
+        for said, codes in zip(kept["said"], coded["codes"], strict=True)
+    ]
+    table = model.thinker.get_input_embeddings().weight.detach()
+    talker.train(model.talker, table, model.config, writer.newline, spoken, **_common(options, "talker"))
+    layout.save(options.out / "checkpoint", model.cpu().eval(), tokenizer)
+
+
+def pack_all(options: argparse.Namespace) -> None:
+    """The checkpoint, made small enough for the repository."""
+    log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "data": data,
+    "thinker": train_thinker,
+    "codec": train_codec,
+    "talker": train_talker,
+    "pack": pack_all,
+}
+
+
+def _user_rows(writer: thinker.Writer, chance: random.Random, asked: list[str]) -> tuple[int, ...]:
+    """The user's turn before a spoken answer, now and then with rows of media, which say nothing to the talker."""
+    turn = writer.user(chance.choice(asked))
+    media = chance.choice(_MEDIA_ROWS) if chance.random() < 0.3 else 0
+    return (*turn[:3], *[talker.NONE] * media, *turn[3:])
+
+
+def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:
+    seconds = _SECONDS[part] if options.seconds is None else options.seconds
+    batches = {"thinker": 192, "codec": 32, "talker": 256}
+    batch = options.batch or batches[part]
+    return {"seconds": seconds, "batch": batch, "device": options.device, "seed": options.seed}
+
+
+def _keep(options: argparse.Namespace, name: str, content: dict[str, Any]) -> None:
+    with (options.out / f"{name}.pickle").open("wb") as file:
+        pickle.dump(content, file, protocol=5)
+
+
+def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    with (options.out / f"{name}.pickle").open("rb") as file:
+        found: dict[str, Any] = pickle.load(file)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=(*PARTS, "all"))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--drawings", type=Path, help="what training of nano-image saved; else from the emoji font")
+    parser.add_argument("--sentences", type=int, default=16_000)
+    parser.add_argument("--seconds", type=float, help="of training, of each part")
+    parser.add_argument("--batch", type=int)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    torch.backends.cudnn.benchmark = True
+    options.out.mkdir(parents=True, exist_ok=True)
+    for part in PARTS if options.part == "all" else (options.part,):
+        log.info("%s", part)
+        PARTS[part](options)
+
+
+if __name__ == "__main__":
+    main()
