@@ -17,7 +17,7 @@ from stages.events import ProcessReady
 from tests.integration.launch_plans import Heard, traces
 
 SOAK = bool(os.environ.get("OMNI_SOAK"))
-STARTS, DELAY_S = (20, 15.0) if SOAK else (3, 0.3)
+STARTS, DELAY_S = (20, 15.0) if SOAK else (1, 0.3)
 
 
 def launcher(heard: Heard, lines: list[str], *words: str) -> LocalLauncher:

@@ -33,7 +33,7 @@ def ready_events(run: Path) -> list[dict]:
     return [event for event in read_events(run / "trace.jsonl") if event["kind"] == "process_ready"]
 
 
-@pytest.mark.parametrize(("starts", "delay_s"), [(3, 2), pytest.param(20, 15, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("starts", "delay_s"), [(1, 2), pytest.param(20, 15, marks=pytest.mark.soak)])
 def test_r12_every_start_is_ready_whoever_is_slow(tmp_path, starts, delay_s):
     runs = [(slow, tmp_path / f"{slow}-{n}") for n in range(starts) for slow in ("thinker", "code2wav")]
     with leaves_nothing():
