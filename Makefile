@@ -13,7 +13,7 @@ SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test lint soak golden picture chromium clean
+.PHONY: demo test lint soak chaos golden picture chromium clean
 
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
@@ -31,6 +31,10 @@ lint: $(STAMP)
 
 soak: $(STAMP) chromium
 	OMNI_SOAK=1 $(BIN)/python -m pytest
+
+# CHAOS="--minutes 30" ends it earlier; a round that fails says by which command it is repeated.
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 golden: $(STAMP)
 	OMNI_UPDATE_GOLDEN=1 $(BIN)/python -m pytest tests/recipes

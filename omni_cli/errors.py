@@ -4,9 +4,21 @@ A message says what is wrong, where (key and file, or stage and request) and wha
 the exit code follow from `fault` and `exit_code`; nothing else decides them.
 """
 
+import errno
 from typing import Literal
 
 Fault = Literal["client", "server"]
+
+_REMEDIES = {
+    errno.EMFILE: "this process may have no more files open; raise `ulimit -n`",
+    errno.ENFILE: "this machine may have no more files open; raise fs.file-max",
+}
+
+
+def reason(error: OSError) -> str:
+    """Why the system refused, for a person, and where it is known what to do."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    return f"{error.strerror or error}{f': {remedy}' if remedy else ''}"
 
 
 class OmniError(Exception):

@@ -42,10 +42,21 @@ class CheckpointError(StageError):
     """Weights or configuration of a checkpoint are absent, truncated, missing or unexpected."""
 
 
+# By the exception's name, so that nobody here needs torch: `torch.OutOfMemoryError` is the device's.
+_REMEDIES = {
+    "OutOfMemoryError": "give the stage less to do at once (deploy.stages.{stage}.max_batch, .step_tokens), or its "
+    "device less to hold (.memory_fraction, .kv_blocks, other stages on it)",
+    "MemoryError": "give the stage less to do at once (deploy.stages.{stage}.max_batch), or the machine more memory",
+}
+
+
 def describe(error: BaseException, stage: str) -> ErrorInfo:
-    """The error as data. A client fault carries no traceback: its message is the whole answer."""
+    """The error as data, with what can be done about it where that is known. A client fault carries no traceback: its
+    message is the whole answer."""
     fault: Fault = error.fault if isinstance(error, StageError) else "server"
     trace = "" if fault == "client" else "".join(traceback.format_exception(error))
-    return ErrorInfo(
-        kind=type(error).__name__, message=str(error) or type(error).__name__, fault=fault, stage=stage, trace=trace
-    )
+    kind = type(error).__name__
+    message = str(error) or kind
+    if remedy := _REMEDIES.get(kind):
+        message = f"{message.strip().removesuffix('.')}; {remedy.format(stage=stage)}"
+    return ErrorInfo(kind=kind, message=message, fault=fault, stage=stage, trace=trace)

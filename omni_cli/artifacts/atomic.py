@@ -6,7 +6,7 @@ import re
 import secrets
 from pathlib import Path
 
-from omni_cli.errors import ArtifactError
+from omni_cli.errors import ArtifactError, reason
 
 _TEMPORARY = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _REMEDIES = {
@@ -78,4 +78,4 @@ def failed(path: Path, error: OSError) -> ArtifactError:
     """The error to raise for a path that could not be written: what, where, and what to do."""
     remedy = _REMEDIES.get(error.errno or 0)
     advice = f": {remedy}" if remedy else ""
-    return ArtifactError(f"{os.path.abspath(path)}: cannot be written: {error.strerror or error}{advice}")
+    return ArtifactError(f"{os.path.abspath(path)}: cannot be written: {reason(error)}{advice}")

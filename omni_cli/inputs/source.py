@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from omni_cli.errors import InputError
+from omni_cli.errors import InputError, reason
 
 Noun = Literal["image", "audio", "video", "text"]
 Media = Path | bytes
@@ -69,7 +69,7 @@ def _read(path: str, label: str, max_bytes: int) -> bytes:
             # One byte more than allowed: a pipe or a device declares no size, and must not fill the memory.
             return file.read(max_bytes + 1)
     except OSError as error:
-        raise InputError(f"{label}: cannot be read: {error.strerror or error}") from error
+        raise InputError(f"{label}: cannot be read: {reason(error)}") from error
     except ValueError as error:  # a path with a NUL character
         raise InputError(f"{label}: is not a path: {error}") from error
 

@@ -1,4 +1,5 @@
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -24,6 +25,20 @@ def test_a_relative_path_means_what_it_means_in_the_shell(tmp_path: Path, monkey
     with pytest.raises(InputError) as failure:
         decode_audio(Path("../b.wav"))
     assert str(failure.value) == f"audio file {tmp_path / 'b.wav'}: cannot be read: No such file or directory"
+
+
+def test_without_a_free_descriptor_it_says_which_limit_to_raise(tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_bytes(sound(tone(0.1, 16_000), 16_000))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        with pytest.raises(InputError, match=r"Too many open files: .* raise `ulimit -n`"):
+            open_source(tmp_path / "a.wav", noun="audio", label=None, max_bytes=1 << 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert open_source(tmp_path / "a.wav", noun="audio", label=None, max_bytes=1 << 20).data
 
 
 @pytest.mark.parametrize("path", ["", "a\0b"])

@@ -119,7 +119,13 @@ def test_a_stream_without_payload_has_its_end_all_the_same():
     bench.assert_nothing_left()
 
 
-@pytest.mark.parametrize("error", [RuntimeError("boom"), MemoryError("no memory"), OSError("disk")])
+class OutOfMemoryError(RuntimeError):
+    """By its name, as torch's: of the device."""
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("boom"), MemoryError("no memory"), OutOfMemoryError("CUDA out of memory"), OSError("disk")]
+)
 def test_a_runner_that_raises_fails_the_rows_of_that_step_and_others_go_on(error):
     bench = Bench(max_batch=2)
     bench.submit(1, says("a"), error, outputs=("text",))
@@ -131,6 +137,7 @@ def test_a_runner_that_raises_fails_the_rows_of_that_step_and_others_go_on(error
         (u, type(error).__name__, "server") for u in (1, 2)
     ]
     assert str(error) in failed[0].error.message
+    assert ("deploy.stages.talker.max_batch" in failed[0].error.message) == ("memory" in str(error))
     assert "Traceback" in failed[0].error.trace
     assert [row.units for row in of(bench.events, "StepDone")[1].rows] == [0, 0]
     assert [e.uid for e in of(bench.events, "StageFinished")] == [3]

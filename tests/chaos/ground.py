@@ -1,0 +1,128 @@
+"""The deployments that are disturbed, what is asked of them, and what each request answers undisturbed."""
+
+from array import array
+from dataclasses import dataclass
+
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.outputs import OmniOutput
+from omni_cli.runtime.request import OmniRequest
+from stages.messages import ChatMessage, Part, Sampling
+from stages.models.synthetic.expected import expected_audio, expected_mix
+from stages.models.synthetic.options import DagFail, DagOptions, Fail, SyntheticOptions
+from tests.chaos.drawn import Ask, Place
+from tests.integration.recorded import plan_of
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_NARROW = ("slots=2", "ring_bytes=131072")  # the largest drawn payload fits twice
+_TOLERANCE = 1e-4  # of a waveform that was batched otherwise
+
+
+@dataclass(frozen=True)
+class Ground:
+    """`recipe` with `words`; `torch` where its stages hold a model."""
+
+    name: str
+    recipe: str
+    words: tuple[str, ...]
+    torch: bool = False
+
+    def plan(self) -> ExecutionPlan:
+        return plan_of(f"recipe={self.recipe}", *self.words)
+
+    def request(self, name: str, ask: Ask, raises: tuple[str, int] | None) -> OmniRequest:
+        """`raises` is the stage, and the unit, where the model's own code fails."""
+        user = ChatMessage(role="user", parts=(Part(kind="text", text=WORDS[0] if self.torch else _text(ask)),))
+        if self.torch:
+            limits = {"thinker": _greedy(4 * self.size(ask)), "talker": _greedy(6 * self.size(ask))}
+            return OmniRequest(
+                request_id=name, seed=0, conversation=(user,), outputs=ask.outputs, sampling=limits, timeout_s=60
+            )
+        kind, options = (DagFail, DagOptions) if "dag" in self.recipe else (Fail, SyntheticOptions)
+        stage, at = raises or (None, 0)
+        return OmniRequest(
+            request_id=name,
+            seed=ask.seed,
+            conversation=(user,),
+            outputs=ask.outputs,
+            timeout_s=60,
+            options=options(
+                frames=ask.frames,
+                payload_bytes=ask.payload_bytes,
+                prompt_tokens=5,
+                fail=kind(stage=stage, at=at, kind="oom" if ask.seed % 2 else "raise"),
+            ),
+        )
+
+    def size(self, ask: Ask) -> int:
+        """What a model's undisturbed answer depends on: few, so that few have to be known."""
+        return 1 + ask.words % 3
+
+    def wrong(self, ask: Ask, outputs: dict[str, OmniOutput], undisturbed: dict[int, dict[str, OmniOutput]]) -> str:
+        """What differs from the undisturbed answer; empty if nothing does."""
+        for modality, output in outputs.items():
+            if self.torch:
+                reference = undisturbed[self.size(ask)][modality]
+                same = reference.text == output.text and _near(_sound(reference), _sound(output))
+            elif modality == "text":
+                same = output.text == _text(ask)
+            else:
+                expected = expected_audio if modality == "audio" else expected_mix
+                same = _sound(output) == expected(_text(ask), ask.seed, ask.frames)
+            if not same:
+                return f"{modality} differs from the undisturbed one"
+        return ""
+
+
+def _text(ask: Ask) -> str:
+    return " ".join(WORDS[: ask.words])
+
+
+def _greedy(tokens: int) -> Sampling:
+    return Sampling(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+def _sound(output: OmniOutput) -> "array[float]":
+    sound = array("f")
+    for payload in output.payloads:
+        for tensor in payload.tensors:
+            if tensor.name == "audio":
+                sound.frombytes(tensor.data)
+    return sound
+
+
+def _near(a: "array[float]", b: "array[float]") -> bool:
+    return len(a) == len(b) and all(abs(x - y) <= _TOLERANCE for x, y in zip(a, b, strict=True))
+
+
+def _edges(recipe: str, mode: str, *edges: str) -> tuple[str, ...]:
+    words = []
+    for edge in edges:
+        producer, _, consumer = edge.partition(">")
+        words += [f"pipeline.stages.{consumer}.inputs.{producer}={mode}"]
+        words += [f"deploy.stages.{consumer}.inputs.{producer}.{setting}" for setting in _NARROW]
+    return tuple(words)
+
+
+_CHAIN = ("thinker>talker", "talker>code2wav")
+_DAG = (*_CHAIN, "thinker>singer", "talker>mixer", "singer>mixer", "thinker>mixer")
+_SCARCE = tuple(
+    f"deploy.stages.{stage}.{setting}"
+    for stage in ("thinker", "talker")
+    for setting in ("max_batch=4", "step_tokens=6", "kv_blocks=20", "kv_block_tokens=4")
+)
+
+LIGHT = (
+    Ground("streamed", "synthetic", (*_edges("synthetic", "incremental", *_CHAIN), *_SCARCE)),
+    Ground("dag", "synthetic_dag", _edges("synthetic_dag", "incremental", *_DAG)),
+    Ground("whole", "synthetic", _edges("synthetic", "complete", *_CHAIN)),
+)
+MODEL = Ground("qwen3_omni", "qwen3_omni", ("deploy.stages.talker.inputs.thinker.slots=2",), torch=True)
+
+
+def place_of(plan: ExecutionPlan) -> Place:
+    return Place(
+        stages=tuple(stage.name for stage in plan.stages),
+        producers=tuple(s.name for s in plan.stages if any(e.consumer != "request" for e in s.consumers)),
+        consumers=tuple(s.name for s in plan.stages if any(e.producer != "request" for e in s.inputs)),
+        outputs=tuple(plan.outputs),
+    )
