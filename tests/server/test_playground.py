@@ -42,7 +42,7 @@ HEARD = """new Promise((heard) => {
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    slow = ("synthetic.delay_ms.thinker=40", "synthetic.delay_ms.talker=10")
+    slow = ("synthetic.delay_ms.thinker=80", "synthetic.delay_ms.talker=10")
     with serving(*INCREMENTAL, *slow, f"serve.api_keys=[{KEY}]", cwd=tmp_path_factory.mktemp("server")) as one:
         yield one
 

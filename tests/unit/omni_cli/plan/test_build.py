@@ -1,6 +1,5 @@
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -160,20 +159,14 @@ def test_every_key_is_explained_with_its_origin():
 
 def test_a_plan_takes_a_second_at_most_and_no_torch():
     code = (
-        "import sys, time; start = time.monotonic()\n"
+        "import sys, time\n"
         "from omni_cli.config.load import load_config\n"
         "from omni_cli.plan.build import build_plan\n"
         "from omni_cli.plan.devices import visible_devices\n"
         "build_plan(load_config(['recipe=synthetic']), visible_devices())\n"
         "assert not {'torch', 'transformers', 'numpy', 'typer'} & set(sys.modules)\n"
-        "print(time.monotonic() - start)"
+        "print(time.process_time())"
     )
-    took = []
-    for _ in range(3):  # the least of three and three times the aim: neighbours on a machine are not the plan's doing
-        start = time.monotonic()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        took.append(time.monotonic() - start)
-        assert done.returncode == 0, done.stderr
-        if float(done.stdout) < 3:
-            return
-    raise AssertionError(f"a plan took {took} s")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 3  # of the processor, and three times the aim: neighbours cost, too
