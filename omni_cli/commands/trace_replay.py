@@ -9,6 +9,7 @@ import typer
 from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.errors import TraceError
 from omni_cli.runtime.events import RunStarted
+from omni_cli.runtime.heap import settled_heap
 from omni_cli.trace.check import Checked
 from omni_cli.trace.reader import TraceReader, find_trace
 from omni_cli.trace.recorded_plan import recorded_plan
@@ -50,14 +51,15 @@ def replay_trace(
     replay = Replay(plan, checked)
     console, begin_ns = Console(), time.process_time_ns()
     story = []
-    if request is None and point is None:
-        replay.run()
-    for line in replay.story(request, point):
-        if as_json:
-            story.append(line)
-        else:
-            text = story_line(line, started.t_ns if started is not None else 0, replay.uids[request or ""])
-            console.print(text, soft_wrap=True)
+    with settled_heap():
+        if request is None and point is None:
+            replay.run()
+        for line in replay.story(request, point):
+            if as_json:
+                story.append(line)
+            else:
+                text = story_line(line, started.t_ns if started is not None else 0, replay.uids[request or ""])
+                console.print(text, soft_wrap=True)
     spent_ns = time.process_time_ns() - begin_ns
     if request is not None and request not in replay.uids:
         names = ", ".join(plain(name) for name in list(replay.uids)[:10]) or "none"

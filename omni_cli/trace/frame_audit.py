@@ -7,7 +7,7 @@ from omni_cli.runtime.events import CONTROL, ControlEvent, Event, RunFinished, R
 from omni_cli.trace.codec import KINDS, TraceEvent
 from stages.events import StepDone
 
-_CONTROL_EVENTS = get_args(ControlEvent)
+_CONTROL_EVENTS = frozenset(get_args(ControlEvent))
 
 
 def moment(event: Event) -> int:
@@ -45,7 +45,7 @@ class FrameAudit:
             yield f"{KINDS[type(event)]} after run_finished"
         if isinstance(event, RunStarted) == (self._lines > 0):
             yield "run_started twice" if self._lines else f"the first event is {KINDS[type(event)]}, not run_started"
-        if isinstance(event, _CONTROL_EVENTS) != (source == CONTROL):
+        if (type(event) in _CONTROL_EVENTS) != (source == CONTROL):
             yield f"{KINDS[type(event)]} cannot come from {source}"
         if isinstance(event, RunStarted):
             self._run = self._run or event

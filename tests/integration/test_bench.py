@@ -8,7 +8,15 @@ import pytest
 
 from tests.integration.cli import check_trace, leaves_nothing, omni, start
 
-AIMED = {"requests_per_s", "trace_cost_percent", "hop_down_us", "hop_up_us", "shm_64mib_ratio", "server_added_ms"}
+AIMED = {
+    "requests_per_s",
+    "replay_events_per_s",
+    "trace_cost_percent",
+    "hop_down_us",
+    "hop_up_us",
+    "shm_64mib_ratio",
+    "server_added_ms",
+}
 
 
 def test_all_overheads_are_measured_in_one_run_and_written_to_a_page(tmp_path: Path) -> None:
@@ -23,6 +31,7 @@ def test_all_overheads_are_measured_in_one_run_and_written_to_a_page(tmp_path: P
     for key in (
         "requests_per_s",
         "cpu_us_per_request",
+        "replay_events_per_s",
         "first_engine_ms",
         "first_server_ms",
         "hop_down_us",
