@@ -1,12 +1,17 @@
 """Two synthetic servers, and one of the tiny Qwen3-Omni, for all tests that do not hurt them."""
 
+import ssl
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.server.serving import INCREMENTAL, Server, serving
+
+# Every client of these tests would read all certificates again, 20 ms each time.
+ssl.create_default_context = cache(ssl.create_default_context)
 
 
 @pytest.fixture(scope="session")
