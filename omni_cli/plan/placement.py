@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from omni_cli.config.report import Problem
 from omni_cli.config.schema import DeployConfig, Devices, StageDeployConfig
 from omni_cli.plan.devices import Inventory
-from stages.models.registry import FamilyContract
+from stages.models.registry import FamilyContract, StageContract
 
 # What the planner leaves of a device's memory to the CUDA contexts of its processes.
 _AUTO_SHARE = 0.9
@@ -64,13 +64,21 @@ def _device_problems(
     for replica in setting.devices:
         if len(replica) != len(set(replica)):
             yield Problem(key=key, message=f"replica {list(replica)} names a device twice")
-        elif len(replica) > 1 and not family.stages[name].tensor_parallel:
+        elif len(replica) > _most_devices(family.stages[name], len(replica)):
             split = ",".join(f"[{device}]" for device in replica)
             message = (
                 f"{list(replica)} is one replica over {len(replica)} devices, and `{name}` of family `{family.name}` "
-                f"offers no tensor parallelism; [{split}] is {len(replica)} replicas"
+                f"offers {_offer(family.stages[name])}; [{split}] is {len(replica)} replicas"
             )
             yield Problem(key=key, message=message)
+
+
+def _most_devices(stage: StageContract, asked: int) -> int:
+    return asked if stage.tensor_parallel else 2 if stage.guidance_parallel else 1
+
+
+def _offer(stage: StageContract) -> str:
+    return "a second device, for negative prompts, and no more" if stage.guidance_parallel else "no tensor parallelism"
 
 
 def _visible(inventory: Inventory) -> str:

@@ -45,6 +45,7 @@ class StageContract:
     `inputs` maps each possible producer to its input contract. `streams` says whether it can emit while it runs
     (else it may only feed complete edges). `sampled` says whether `request.sampling.<stage>` means anything,
     `logprobs` whether it reports log probabilities with its text.
+    `guidance_parallel` says that a replica may have two devices, the second of which predicts with negative prompts.
     `max_batch` is the largest batch its runner takes, None for no limit. `max_units_a_row` is the most units that one
     row of an `llm_generation` step gives it, None for all that are there. `memory_share` is the stage's need of device
     memory relative to the family's other stages, for a deployment that leaves the fractions to the planner.
@@ -60,6 +61,7 @@ class StageContract:
     sampled: bool = False
     logprobs: bool = False
     tensor_parallel: bool = False
+    guidance_parallel: bool = False
     max_batch: int | None = None
     max_units_a_row: int | None = None
     encodes: bool = True

@@ -15,14 +15,18 @@ def repeated_blocks(transformer: nn.Module) -> nn.ModuleList:
     return max((part for part in transformer.children() if isinstance(part, nn.ModuleList)), key=len)
 
 
-def compile_blocks(transformer: nn.Module, backend: str = "inductor") -> None:
+def compile_blocks(transformer: nn.Module, backend: str) -> None:
     """Each block's `forward` in place, so that hooks put on it later stay outside."""
-    # Two sizes that happen to be equal where it is compiled are not one size.
-    torch.fx.experimental._config.use_duck_shape = False
-    torch._dynamo.config.fail_on_recompile_limit_hit = True
     for block in repeated_blocks(transformer):
         forward: Any = torch.compile(block.forward, fullgraph=True, dynamic=True, backend=backend)
         block.forward = forward
+
+
+def configure_compiler() -> None:
+    """For a thread that will compile: settings are each thread's own."""
+    # Two sizes that happen to be equal where it is compiled are not one size.
+    torch.fx.experimental._config.use_duck_shape = False
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
 
 
 def compiled() -> int:

@@ -11,6 +11,7 @@ def open_device(spec: StageSpec) -> torch.device:
     if not spec.devices:
         return torch.device("cpu")
     device = torch.device("cuda", 0)
-    torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, device)
+    for index in range(len(spec.devices)):
+        torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, index)
     torch.backends.cudnn.allow_tf32 = False  # TF32 is on by default in convolutions
     return device

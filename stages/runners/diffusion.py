@@ -5,7 +5,7 @@ does not depend on who shares its steps, but for the rounding of another tensor 
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from stages.schedulers.base import Denoising, KVCapacity, Row
 
 _PROMPT_CHARACTERS = 100_000  # a longer text is refused before a tokenizer sees it
 _KEPT_TEXTS = 16  # encoded texts that are kept: the empty negative prompt, the prompt of several pictures
-_WARM_UP = -1
+_WARM_UP = -2  # and the one behind it
 # What the messages between the three stages carry.
 _TEXTS = ("prompt", "negative_prompt")
 _START = "start"
@@ -63,11 +63,21 @@ class DiffusionRunner:
 
     With `joined`, the predictions with and without the prompt are rows of one forward; else there are two forwards, as
     in diffusers' pipelines, and a request that is alone equals theirs to the bit. `backend` compiles blocks.
+    `devices` are those of the plan if none are given.
     """
 
-    def __init__(self, spec: StageSpec, stepper: Stepper, *, joined: bool = True, backend: str = "inductor") -> None:
+    def __init__(
+        self,
+        spec: StageSpec,
+        stepper: Stepper,
+        *,
+        joined: bool = True,
+        backend: str = "inductor",
+        devices: Sequence[torch.device] = (),
+    ) -> None:
         self._spec = spec
         self._stepper = stepper
+        self._devices = devices
         self._predictor = Predictor(stepper, joined=joined, backend=backend)
         self._denoises = spec.execution_type == "diffusion"
         self._encodes = not spec.outputs if not self._denoises else all(e.producer == REQUEST for e in spec.inputs)
@@ -80,30 +90,36 @@ class DiffusionRunner:
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
         self._device = open_device(spec)
-        held = self._stepper.load(self._device, getattr(torch, spec.model.dtype))
+        devices = self._devices or [torch.device("cuda", index) for index in range(len(spec.devices))]
+        held = self._stepper.load(devices or [self._device], getattr(torch, spec.model.dtype))
         self._predictor.prepare(spec.tuning)
         return ("device", str(self._device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held))
 
     def warm_up(self) -> None:
-        """With two rows and, where that is code of its own, with one."""
+        """Guided; and where that is other code, with a single row, and with two requests."""
         least = self._stepper.least()
-        for image in [least, replace(least, true_cfg_scale=1.0)] if self._predictor.compiles else [least]:
-            self._warm_up(image)
+        self._warm_up([least])
+        if self._predictor.compiles:
+            self._warm_up([replace(least, true_cfg_scale=1.0)])
+            self._warm_up([least] * min(2, self._spec.max_batch))
         self._texts.clear()
         self._predictor.warmed_up()
 
-    def _warm_up(self, image: ImageParams) -> None:
-        request = StageRequest(uid=_WARM_UP, seed=0, inputs=(), consumers=(), outputs=(), image=image)
-        picture = self._pictures[_WARM_UP] = self._picture(request, "warm up")
-        picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
-        picture.canvas = self._stepper.begin(picture.image, request.seed)
-        steps = picture.asks.steps if self._denoises else 0
+    def _warm_up(self, images: Sequence[ImageParams]) -> None:
+        for uid, image in enumerate(images, _WARM_UP):
+            request = StageRequest(uid=uid, seed=0, inputs=(), consumers=(), outputs=(), image=image)
+            picture = self._pictures[uid] = self._picture(request, "warm up")
+            picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
+            picture.canvas = self._stepper.begin(picture.image, request.seed)
+        uids = tuple(self._pictures)
+        steps = self._pictures[_WARM_UP].asks.steps if self._denoises else 0
         for phase in ["encode"] * self._encodes + ["denoise"] * steps + ["decode"] * self._decodes:
-            row = Row(uid=_WARM_UP, phase=phase, position=0, units=1)  # type: ignore[arg-type]
-            for result in self.execute((row,)):
+            rows = tuple(Row(uid=uid, phase=phase, position=0, units=1) for uid in uids)  # type: ignore[arg-type]
+            for result in self.execute(rows):
                 if result.error is not None:
                     raise StageError(f"the warm-up failed: {result.error.message}\n{result.error.trace}")
-        self.end(_WARM_UP)
+        for uid in uids:
+            self.end(uid)
 
     def begin(self, request: StageRequest) -> None:
         self._pictures[request.uid] = self._picture(request, _prompt(request) if self._encodes else "")
@@ -290,6 +306,7 @@ class DiffusionRunner:
         self._predictor.forget(uid)
 
     def close(self) -> None:
+        self._predictor.close()
         self._pictures.clear()
         self._texts.clear()
 

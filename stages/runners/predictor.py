@@ -4,14 +4,16 @@ Does not step: what follows from a prediction is the runner's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from stages.config import StageTuning
 from stages.messages import ImageParams
-from stages.runners.compiled_blocks import compile_blocks, compiled
+from stages.runners.compiled_blocks import compile_blocks, compiled, configure_compiler
 from stages.runners.step_cache import StepCache
 from stages.runners.stepper import Condition, Stepper
 
@@ -29,11 +31,24 @@ class Moment:
 
 Prediction = tuple[torch.Tensor, torch.Tensor | None]
 """With the prompt and, of who is guided, with the negative prompt, each [1, ...]."""
-_Side = tuple[Moment, Condition]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Batch:
+    """Rows of one forward of one transformer. `side` 1 is that of the negative prompts, 0 of the others or of all."""
+
+    transformer: Any
+    side: int
+    uid: int
+    image: ImageParams
+    latents: list[torch.Tensor]
+    timesteps: list[torch.Tensor]
+    conditions: list[Condition]
 
 
 class Predictor:
-    """With `joined`, both predictions of all requests are rows of one forward; else there are two. `backend` is
+    """With `joined`, both predictions of all requests are rows of one forward; else there are two. Where the stepper
+    has a second transformer, that predicts with the negative prompts on its own device, at the same time. `backend` is
     what compiles."""
 
     def __init__(self, stepper: Stepper, *, joined: bool, backend: str) -> None:
@@ -43,16 +58,26 @@ class Predictor:
         self._counters: dict[str, int] = {}
         self._compiled = 0
         self._cache: StepCache | None = None
+        self._second: ThreadPoolExecutor | None = None
         self.compiles = False
 
     def prepare(self, tuning: StageTuning) -> None:
         """Behind the stepper's loading."""
-        transformer = self._stepper.transformer
-        if transformer is not None and tuning.compile == "blocks":
-            self.compiles = True
-            compile_blocks(transformer, self._backend)
-        if transformer is not None and tuning.step_cache == "first_block":
-            self._cache = StepCache(transformer)
+        transformers = self._stepper.transformers
+        self.compiles = tuning.compile == "blocks" and bool(transformers)
+        if len(transformers) > 1:
+            # A thread of its own: else the second device would wait until all work of the first one is launched.
+            self._second = ThreadPoolExecutor(1, "second-device", configure_compiler)
+        if self.compiles:
+            configure_compiler()
+            for transformer in transformers:
+                compile_blocks(transformer, self._backend)
+        if tuning.step_cache == "first_block" and transformers:
+            self._cache = StepCache(transformers)
+
+    def close(self) -> None:
+        if self._second is not None:
+            self._second.shutdown()
 
     def warmed_up(self) -> None:
         """What is compiled from now on, requests wait for."""
@@ -73,35 +98,78 @@ class Predictor:
 
     def predict(self, moments: Sequence[Moment]) -> list[Prediction]:
         """All moments are of one shape."""
-        prompts = [(moment, moment.conditions[0]) for moment in moments]
-        negatives = [(moment, moment.conditions[1]) for moment in moments if moment.image.guided]
-        batches = [prompts + negatives] if self._joined or not negatives else [prompts, negatives]
-        self._counters = {"forwards": len(batches), "forward_rows": len(prompts) + len(negatives)}
-        if self._cache is None:
-            rows = torch.cat([self._forward(batch) for batch in batches])
-        else:
-            rows = self._cached(self._cache, prompts, negatives)
+        skipped = 0 if self._cache is None else self._cache.skipped
+        batches = self._batches(moments)
+        rows = self._run(batches)
+        self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
+        if self._cache is not None:
+            self._counters["forwards_skipped"] = self._cache.skipped - skipped
         if self.compiles and compiled() > self._compiled:
             self._counters["compiled"] = compiled() - self._compiled
             self._compiled = compiled()
-        against = iter(rows[len(prompts) :, None])
+        against = iter(rows[len(moments) :, None])
         return [
             (row, next(against) if moment.image.guided else None)
-            for moment, row in zip(moments, rows[: len(prompts), None], strict=True)
+            for moment, row in zip(moments, rows[: len(moments), None], strict=True)
         ]
 
-    def _cached(self, cache: StepCache, prompts: list[_Side], negatives: list[_Side]) -> torch.Tensor:
-        before = cache.skipped
-        found = [
-            cache.forward(one[0].uid, side, partial(self._forward, [one]))
-            for side, sides in enumerate((prompts, negatives))
-            for one in sides
-        ]
-        self._counters |= {"forwards": len(found), "forwards_skipped": cache.skipped - before}
-        return torch.cat(found)
+    def _batches(self, moments: Sequence[Moment]) -> list[_Batch]:
+        """The forwards of a step: their rows are the prompts' in order, and then the negative prompts'."""
+        prompts = [(moment, moment.conditions[0]) for moment in moments]
+        negatives = [(moment, moment.conditions[1]) for moment in moments if moment.image.guided]
+        if self._cache is not None:
+            return [self._batch(side, [one]) for side, each in enumerate((prompts, negatives)) for one in each]
+        if not negatives or (self._joined and self._second is None):
+            return [self._batch(0, prompts + negatives)]
+        return [self._batch(0, prompts), self._batch(1, negatives)]
 
-    def _forward(self, sides: list[_Side]) -> torch.Tensor:
-        moments, conditions = zip(*sides, strict=True)
-        latents = torch.cat([moment.latents for moment in moments])
-        timesteps = torch.stack([moment.timestep for moment in moments])
-        return self._stepper.predict(moments[0].image, latents, timesteps, conditions)
+    def _batch(self, side: int, rows: list[tuple[Moment, Condition]]) -> _Batch:
+        transformers, moments = self._stepper.transformers, [moment for moment, _ in rows]
+        return _Batch(
+            transformer=transformers[min(side, len(transformers) - 1)],
+            side=side,
+            uid=moments[0].uid,
+            image=moments[0].image,
+            latents=[moment.latents for moment in moments],
+            timesteps=[moment.timestep for moment in moments],
+            conditions=[condition for _, condition in rows],
+        )
+
+    def _run(self, batches: list[_Batch]) -> torch.Tensor:
+        if self._second is None:
+            return torch.cat([self._forward(batch) for batch in batches])
+        # Copied before the first device gets its work, behind which they would wait.
+        theirs = [_moved(batch) for batch in batches if batch.side]
+        later = self._second.submit(self._elsewhere, theirs)
+        mine = [self._forward(batch) for batch in batches if not batch.side]
+        return torch.cat([*mine, *(rows.to(mine[0].device) for rows in later.result())])
+
+    def _elsewhere(self, batches: list[_Batch]) -> list[torch.Tensor]:
+        """In a thread, which has neither the caller's mode nor its device."""
+        if batches and batches[0].latents[0].is_cuda:
+            torch.cuda.set_device(batches[0].latents[0].device)
+        with torch.inference_mode():
+            return [self._forward(batch) for batch in batches]
+
+    def _forward(self, batch: _Batch) -> torch.Tensor:
+        latents, timesteps = torch.cat(batch.latents), torch.stack(batch.timesteps)
+        call = partial(self._stepper.predict, batch.transformer, batch.image, latents, timesteps, batch.conditions)
+        return call() if self._cache is None else self._cache.forward(batch.transformer, batch.uid, batch.side, call)
+
+
+def _moved(batch: _Batch) -> _Batch:
+    """On the device of its transformer."""
+    device = next(batch.transformer.parameters()).device
+
+    def there(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(device, non_blocking=True)
+
+    return replace(
+        batch,
+        latents=[there(each) for each in batch.latents],
+        timesteps=[there(each) for each in batch.timesteps],
+        conditions=[
+            replace(each, embeds=there(each.embeds), pooled=None if each.pooled is None else there(each.pooled))
+            for each in batch.conditions
+        ],
+    )

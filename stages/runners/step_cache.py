@@ -2,7 +2,7 @@
 was computed: diffusers' FirstBlockCache, a state for each request and side. It is inexact, and measures by how much.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,29 +27,33 @@ class _Account:
 
 
 class StepCache:
-    """One transformer's. A request's sides (0: with its prompt) are forwards of their own, each of one row: a decision
-    for several rows would make a result depend on company."""
+    """That of some transformers. A request's sides (0: with its prompt) are forwards of their own, each of one row: a
+    decision for several rows would make a result depend on company."""
 
-    def __init__(self, transformer: Any) -> None:
-        transformer.enable_cache(FirstBlockCacheConfig(threshold=THRESHOLD))
-        hook = repeated_blocks(transformer)[0]._diffusers_hook.get_hook(_FIRST_BLOCK_HOOK)
-        self._transformer = transformer
-        self._states: dict[str, Any] = hook.state_manager._state_cache
+    def __init__(self, transformers: Sequence[Any]) -> None:
+        self._states: dict[int, dict[str, Any]] = {}
+        for transformer in transformers:
+            transformer.enable_cache(FirstBlockCacheConfig(threshold=THRESHOLD))
+            hook = repeated_blocks(transformer)[0]._diffusers_hook.get_hook(_FIRST_BLOCK_HOOK)
+            self._states[id(transformer)] = hook.state_manager._state_cache
         self._accounts: dict[str, _Account] = {}
-        self.skipped = 0
 
-    def forward(self, uid: int, side: int, call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    @property
+    def skipped(self) -> int:
+        """Forwards made short, of all requests that are here."""
+        return sum(account.skipped for account in self._accounts.values())
+
+    def forward(self, transformer: Any, uid: int, side: int, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         """`call` runs the transformer over the one row."""
-        name = _name(uid, side)
+        name, states = _name(uid, side), self._states[id(transformer)]
         account = self._accounts.setdefault(name, _Account())
-        before = self._states[name].tail_block_residuals if account.was_skipped else (torch.empty(0),)
-        with self._transformer.cache_context(name):
+        before = states[name].tail_block_residuals if account.was_skipped else (torch.empty(0),)
+        with transformer.cache_context(name):
             found = call()
-        state = self._states[name]
+        state = states[name]
         account.forwards += 1
         if not state.should_compute:
             account.skipped += 1
-            self.skipped += 1
         elif account.was_skipped:
             exact = state.tail_block_residuals[0]
             account.errors.append(float((exact - before[0]).abs().mean() / exact.abs().mean()))
@@ -71,8 +75,9 @@ class StepCache:
 
     def forget(self, uid: int) -> None:
         for side in (0, 1):
-            self._states.pop(_name(uid, side), None)
             self._accounts.pop(_name(uid, side), None)
+            for states in self._states.values():
+                states.pop(_name(uid, side), None)
 
 
 def _name(uid: int, side: int) -> str:

@@ -34,15 +34,15 @@ class Canvas:
 class Stepper(Protocol):
     """What a pipeline does in each of its parts. One request's texts and canvas never see another's.
 
-    `fps` are the frames a second of its videos, 0 for pictures. `transformer` takes the steps, once it is loaded; None
-    in a stage that takes none.
+    `fps` are the frames a second of its videos, 0 for pictures. `transformers` take the steps, once they are loaded,
+    one on each device; a stage that takes none has none.
     """
 
     fps: float
-    transformer: nn.Module | None
+    transformers: Sequence[nn.Module]
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        """Loads the modules; returns the bytes that they hold."""
+    def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
+        """Loads the modules on the first device, and on the others what takes the steps; returns the bytes of all."""
         ...
 
     def least(self) -> ImageParams:
@@ -70,9 +70,15 @@ class Stepper(Protocol):
         ...
 
     def predict(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+        self,
+        transformer: nn.Module,
+        image: ImageParams,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditions: Sequence[Condition],
     ) -> torch.Tensor:
-        """One forward over all rows, of one shape: latents [rows, ...], timesteps [rows]."""
+        """One forward of one of `transformers`, on whose device everything is, over rows of one shape: latents
+        [rows, ...], timesteps [rows]."""
         ...
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:

@@ -76,6 +76,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         stages={
             "painter": StageContract(
                 execution_type="diffusion",
+                guidance_parallel=True,
                 outputs=("image",),
                 tuning=_TUNING,
                 memory_share=60,
@@ -83,6 +84,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
             "text_encoder": StageContract(execution_type="llm_generation", memory_share=17),
             "denoiser": StageContract(
                 execution_type="diffusion",
+                guidance_parallel=True,
                 inputs={"text_encoder": _COMPLETE},
                 streams=False,
                 encodes=False,

@@ -37,7 +37,7 @@ class Reference:
         self._spec = spec
         self._device = torch.device("cuda", 0) if spec.devices else torch.device("cpu")
         stepper = QwenImageStepper(spec.model)
-        held = stepper.load(self._device, getattr(torch, spec.model.dtype))
+        held = stepper.load((self._device,), getattr(torch, spec.model.dtype))
         self._pipeline = stepper.pipeline
         self._pipeline.transformer.set_attn_processor(QwenDoubleStreamAttnProcessor2_0())  # as it ships
         self._pipeline.set_progress_bar_config(disable=True)

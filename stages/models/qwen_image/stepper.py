@@ -40,15 +40,15 @@ class QwenImageStepper:
     `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
-    transformer: nn.Module | None = None
+    transformers: Sequence[nn.Module] = ()
 
     def __init__(self, model: ModelSpec, *, parts: Sequence[str] = PARTS, tiled_pixels: int = TILED_PIXELS) -> None:
         self._parts = parts
         self._model = model
         self._tiled_pixels = tiled_pixels
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        self._device, self._dtype = device, dtype
+    def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
+        self._device, self._dtype = devices[0], dtype
         parts = PipelineParts(self._model)
         makers: dict[str, tuple[Callable[[], nn.Module], Route]] = {
             "transformer": (lambda: QwenImageTransformer2DModel.from_config(parts.config("transformer")), Slot),
@@ -56,7 +56,7 @@ class QwenImageStepper:
             "text_encoder": (lambda: _text_encoder(parts.folder / "text_encoder"), _text_encoder_slot),
         }
         modules = {
-            part: parts.module(part, make, device=device, dtype=dtype, route=route)
+            part: parts.module(part, make, device=self._device, dtype=dtype, route=route)
             for part, (make, route) in makers.items()
             if part in self._parts
         }
@@ -66,14 +66,17 @@ class QwenImageStepper:
             **{**dict.fromkeys(PARTS), **modules},
         )
         if "transformer" in modules:
-            modules["transformer"].set_attn_processor(JointAttention())
+            make, route = makers["transformer"]
+            others = [parts.module("transformer", make, device=each, dtype=dtype, route=route) for each in devices[1:]]
+            self.transformers = [modules["transformer"], *others]
+            for transformer in self.transformers:
+                transformer.set_attn_processor(JointAttention())
         # What the pipeline reads off its modules, of which this stage may have one only.
-        vae, transformer = parts.config("vae"), parts.config("transformer")
+        vae, denoiser = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
-        self._channels = transformer.get("in_channels", 64) // 4
-        self._features = transformer.get("joint_attention_dim", 3584)
+        self._channels = denoiser.get("in_channels", 64) // 4
+        self._features = denoiser.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
-        self.transformer = self._pipeline.transformer
         return parts.held
 
     def least(self) -> ImageParams:
@@ -143,11 +146,16 @@ class QwenImageStepper:
         return Canvas(latents, schedule, timesteps[skipped:])
 
     def predict(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+        self,
+        transformer: nn.Module,
+        image: ImageParams,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditions: Sequence[Condition],
     ) -> torch.Tensor:
         texts = [condition.embeds for condition in conditions]
         shape = (1, image.height // self._multiple, image.width // self._multiple)
-        predicted: torch.Tensor = self._pipeline.transformer(
+        predicted: torch.Tensor = transformer(
             hidden_states=latents,
             timestep=timesteps.to(latents.dtype) / 1000,
             encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),

@@ -63,6 +63,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         stages={
             "painter": StageContract(
                 execution_type="diffusion",
+                guidance_parallel=True,
                 outputs=("image",),
                 tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks"),
             ),

@@ -30,13 +30,13 @@ class SD3Stepper:
     """A `Stepper` over any folder of a StableDiffusion3Pipeline, with T5 or without it."""
 
     fps = 0.0
-    transformer: nn.Module | None = None
+    transformers: Sequence[nn.Module] = ()
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        self._device = device
+    def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
+        self._device = device = devices[0]
         parts = PipelineParts(self._model)
         makers: dict[str, Callable[[], nn.Module]] = {
             "transformer": lambda: SD3Transformer2DModel.from_config(parts.config("transformer")),
@@ -57,7 +57,11 @@ class SD3Stepper:
         }
         self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers)
         self._multiple = self._pipeline.vae_scale_factor * self._pipeline.patch_size
-        self.transformer = self._pipeline.transformer
+        others = [
+            parts.module("transformer", makers["transformer"], device=each, dtype=dtype, route=_slot)
+            for each in devices[1:]
+        ]
+        self.transformers = [self._pipeline.transformer, *others]
         return parts.held
 
     def least(self) -> ImageParams:
@@ -121,9 +125,14 @@ class SD3Stepper:
         return Canvas(latents, schedule, timesteps)
 
     def predict(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+        self,
+        transformer: nn.Module,
+        image: ImageParams,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditions: Sequence[Condition],
     ) -> torch.Tensor:
-        predicted: torch.Tensor = self._pipeline.transformer(
+        predicted: torch.Tensor = transformer(
             hidden_states=latents,
             timestep=timesteps,
             encoder_hidden_states=torch.stack([condition.embeds for condition in conditions]),

@@ -65,6 +65,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         stages={
             "painter": StageContract(
                 execution_type="diffusion",
+                guidance_parallel=True,
                 outputs=("video",),
                 tuning=StageTuning(step_tokens=_STEP_TOKENS, compile="blocks", step_cache="none"),
             ),

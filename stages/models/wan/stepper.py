@@ -32,13 +32,13 @@ class WanStepper:
     """A `Stepper` over any folder of a WanPipeline with one transformer."""
 
     fps = FPS
-    transformer: nn.Module | None = None
+    transformers: Sequence[nn.Module] = ()
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
 
-    def load(self, device: torch.device, dtype: torch.dtype) -> int:
-        self._device = device
+    def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
+        self._device = device = devices[0]
         parts = PipelineParts(self._model)
 
         def text_encoder() -> nn.Module:
@@ -46,18 +46,18 @@ class WanStepper:
             module.tie_weights()
             return module
 
+        def transformer() -> nn.Module:
+            module: nn.Module = WanTransformer3DModel.from_config(parts.config("transformer"))
+            return module
+
+        self.transformers = [parts.module("transformer", transformer, device=each, dtype=dtype) for each in devices]
         self._pipeline = WanPipeline(
             scheduler=parts.scheduler(),
             tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
             text_encoder=parts.module(
                 "text_encoder", text_encoder, device=device, dtype=dtype, route=_text_encoder_slot
             ),
-            transformer=parts.module(
-                "transformer",
-                lambda: WanTransformer3DModel.from_config(parts.config("transformer")),
-                device=device,
-                dtype=dtype,
-            ),
+            transformer=self.transformers[0],
             vae=parts.module(
                 "vae",
                 lambda: AutoencoderKLWan.from_config(parts.config("vae")),
@@ -67,7 +67,6 @@ class WanStepper:
         )
         patch = self._pipeline.transformer.config.patch_size
         self._multiple = self._pipeline.vae_scale_factor_spatial * patch[1]
-        self.transformer = self._pipeline.transformer
         return parts.held
 
     def least(self) -> ImageParams:
@@ -118,9 +117,14 @@ class WanStepper:
         return Canvas(latents, schedule, schedule.timesteps)
 
     def predict(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+        self,
+        transformer: nn.Module,
+        image: ImageParams,
+        latents: torch.Tensor,
+        timesteps: torch.Tensor,
+        conditions: Sequence[Condition],
     ) -> torch.Tensor:
-        predicted: torch.Tensor = self._pipeline.transformer(
+        predicted: torch.Tensor = transformer(
             hidden_states=latents.to(self._pipeline.transformer.dtype),
             timestep=timesteps,
             encoder_hidden_states=torch.stack([condition.embeds for condition in conditions]),

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from omni_cli.errors import PlanError
@@ -96,6 +98,15 @@ def test_two_devices_for_one_replica_once_the_family_offers_it():
     stages["thinker"] = type(stages["thinker"])(execution_type="llm_ar", outputs=("text",), tensor_parallel=True)
     found = plan_weights("deploy.stages.thinker.devices=[[0,1]]", gpus=2, stages=stages)
     assert devices(found)["thinker"] == [(0, 1)]
+
+
+def test_a_second_device_for_negative_prompts_and_no_third():
+    stages = {**family().stages}
+    stages["thinker"] = dataclasses.replace(stages["thinker"], guidance_parallel=True)
+    found = plan_weights("deploy.stages.thinker={devices: [[0,1]], memory_fraction: 0.5}", gpus=2, stages=stages)
+    assert devices(found) == {"thinker": [(0, 1)], "talker": [(0,)], "code2wav": [(1,)]}
+    with pytest.raises(PlanError, match=r"over 3 devices.* offers a second device, for negative prompts, and no more"):
+        plan_weights("deploy.stages.thinker.devices=[[0,1,2]]", gpus=3, stages=stages)
 
 
 def test_fractions_over_one_are_refused_with_a_table_of_all_stages():

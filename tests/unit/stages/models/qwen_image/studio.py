@@ -110,7 +110,14 @@ class Session:
 
 class Studio:
     def __init__(
-        self, folder: Path, *, joined: bool = True, max_batch: int = 8, stepper=None, tuning: StageTuning | None = None
+        self,
+        folder: Path,
+        *,
+        joined: bool = True,
+        max_batch: int = 8,
+        stepper=None,
+        tuning: StageTuning | None = None,
+        devices: int = 1,
     ) -> None:
         model = ModelSpec(path=str(folder), load_format="auto", dtype="float32")
         self.spec = StageSpec(
@@ -119,7 +126,9 @@ class Studio:
             outputs=("image",), tuning=tuning or StageTuning(),
         )  # fmt: skip
         self.stepper = stepper or QwenImageStepper(model)
-        self.runner = DiffusionRunner(self.spec, self.stepper, joined=joined, backend="eager")
+        self.runner = DiffusionRunner(
+            self.spec, self.stepper, joined=joined, backend="eager", devices=[torch.device("cpu")] * devices
+        )
         self.facts = dict(self.runner.load())
         self.runner.warm_up()
 

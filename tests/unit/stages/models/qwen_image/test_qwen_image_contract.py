@@ -80,7 +80,7 @@ def test_the_embedded_default_is_built_once_and_from_values_alone(tiny_folder, t
 
 def load(folder, load_format="auto"):
     return QwenImageStepper(ModelSpec(path=str(folder), load_format=load_format, dtype="float32")).load(
-        torch.device("cpu"), torch.float32
+        [torch.device("cpu")], torch.float32
     )
 
 

@@ -1,5 +1,7 @@
 """What makes steps faster, and what it leaves of the result. On the CPU, without a compiler behind."""
 
+import threading
+
 import pytest
 import torch
 from diffusers import FirstBlockCacheConfig
@@ -48,4 +50,24 @@ def test_the_cache_skips_what_diffusers_would_in_any_company_and_says_how_far_of
     assert sum(skipped) == sum(each["forwards_skipped"] for each in counts) > 4
     assert "% when computed again (" in said[0]
     assert said[2] == ""
-    assert not fast.runner._predictor._cache._states
+    assert not any(fast.runner._predictor._cache._states.values())
+
+
+@pytest.mark.parametrize("tuning", [StageTuning(), StageTuning(step_cache="first_block")], ids=["exact", "cached"])
+def test_on_two_devices_a_guided_request_is_what_two_forwards_make_of_it(tiny_folder, monkeypatch, tuning):
+    monkeypatch.setattr(step_cache, "THRESHOLD", THRESHOLD)
+    asked = [Asked(negative="bad", steps=4), Asked(steps=2), Asked(negative="a longer one", scale=2.0, steps=3)]
+    one, two = (Studio(tiny_folder, joined=False, devices=count, tuning=tuning) for count in (1, 2))
+    assert int(two.facts["weight_bytes"]) > int(one.facts["weight_bytes"])
+    assert len({id(each) for each in two.stepper.transformers}) == 2
+    ran = [[], []]
+    for each, transformer in zip(ran, two.stepper.transformers, strict=True):
+        transformer.register_forward_pre_hook(lambda *_, each=each: each.append(threading.current_thread().name))
+    alike, session = one.draw(*asked), two.draw(*asked)
+    for drawn, other in zip(session.drawn.values(), alike.drawn.values(), strict=True):
+        assert torch.equal(drawn.latents, other.latents)
+        assert drawn.payload.meta == other.payload.meta
+    assert [step.counters for step in session.steps] == [step.counters for step in alike.steps]
+    assert set(ran[0]) == {threading.current_thread().name}
+    assert set(ran[1]) == {"second-device_0"}
+    two.runner.close()
