@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omni_cli.bench.first_event import measure_first_events
+from omni_cli.bench.handover import measure_handovers
 from omni_cli.bench.message import measure_hops, measure_transfers
 from omni_cli.bench.prepared import machine_facts
 from omni_cli.bench.report import Report, aims
@@ -13,7 +14,7 @@ from omni_cli.bench.throughput import WORDS, measure_throughput
 from omni_cli.config.load import load_config
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
-from omni_cli.plan.devices import Inventory
+from omni_cli.plan.devices import Inventory, visible_devices
 from omni_cli.streams import say
 
 
@@ -47,6 +48,10 @@ def measure_overhead(effort: Effort, interrupts: Interrupts, command: str) -> Re
     hops = measure_hops(one_stage, effort.hops, interrupts)
     say("payloads through shm")
     transfers = measure_transfers(one_stage, effort.transfers, interrupts)
+    inventory = visible_devices()
+    if inventory:
+        say("tensors from stage to stage on a GPU")
+    transfers += measure_handovers(plan, inventory, effort.transfers, interrupts)
     with TemporaryDirectory(prefix="omni-bench-") as folder:
         say("first events, of the server and of the engine")
         firsts = measure_first_events(plan, effort.firsts, interrupts, Path(folder))
