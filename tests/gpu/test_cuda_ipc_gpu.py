@@ -8,6 +8,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import pynvml
 import pytest
 
 from omni_cli.bench.alone import receive
@@ -20,7 +21,7 @@ from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import visible_devices
 from stages.config import StageSpec
-from stages.connectors.ring import create_ring, live_slots, unlink
+from stages.connectors.ring import create_ring, unlink
 from stages.events import LeaseReleased, MessageGot, MessagePut, ProcessReady
 from stages.messages import Deliver, Reclaim, Stop, Turn
 from stages.models.qwen3_omni.tiny import tiny_checkpoint
@@ -75,7 +76,6 @@ class Bench:
                 process.join(5)
             process.close()
         for segment, file in self.files.items():
-            assert live_slots(segment) in ((), (0,), (0, 1), (0, 1, 2), (0, 1, 2, 3))
             file.close()  # type: ignore[attr-defined]
             unlink(segment)
 
@@ -126,7 +126,7 @@ def test_a_consumer_that_is_killed_while_it_reads_leaves_nothing_behind(devices:
     work = Handover(sizes=(8 << 20,), count=40, ahead=4)
     giving, taking = handover_specs(PLAN, "cuda_ipc", work, *devices)
     giver = bench.start(giving)
-    for round_ in range(2):
+    for _ in range(2):
         taker = bench.start(taking)
         for _ in range(4):
             assert pass_on(next_put(giver), giver, taker)
@@ -135,7 +135,6 @@ def test_a_consumer_that_is_killed_while_it_reads_leaves_nothing_behind(devices:
         kill(taker)
         assert held.message.lease is not None
         giver.send(Turn(commands=(Reclaim(leases=(held.message.lease,)),), sent_ns=0))
-        assert round_ < 2
     last = bench.start(taking)
     for _ in range(30):
         assert pass_on(next_put(giver), giver, last)
@@ -160,6 +159,7 @@ def test_a_producer_that_is_killed_spoils_nothing_of_the_one_that_follows(device
 
 
 def test_killed_processes_give_the_memory_of_their_gpus_back(devices: list[str], bench: Bench) -> None:
+    pynvml.nvmlInit()
     before = [used_bytes(int(device)) for device in set(devices) if device.isdecimal()]
     work = Handover(sizes=(256 << 20,), count=4, ahead=1)
     giver, taker = (bench.start(spec) for spec in handover_specs(PLAN, "cuda_ipc", work, *devices))
