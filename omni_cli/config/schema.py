@@ -68,6 +68,8 @@ class StageDeployConfig(ConfigModel):
     """How many there are of the stage. With one entry of `devices` all are there; with none they are spread out."""
     max_batch: Annotated[int, Strict(), Field(ge=1, le=4096)] | None = None
     """Requests that a replica works on at once."""
+    max_queue: Annotated[int, Strict(), Field(ge=0, le=1_000_000)] | None = None
+    """Requests that may wait in a replica beside those; one more is refused. null is no limit."""
     memory_fraction: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
     """Share of each device's memory that a replica may take."""
     startup_timeout_s: Seconds = 300.0

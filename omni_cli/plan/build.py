@@ -220,6 +220,7 @@ def _assemble(
             execution_type=topology.execution_type,
             replicas=tuple(ReplicaPlan(index=i, devices=d) for i, d in enumerate(placements[name].replicas)),
             max_batch=batches[name],
+            max_queue=settings[name].max_queue,
             memory_fraction=placements[name].memory_fraction,
             startup_timeout_s=settings[name].startup_timeout_s,
             threads=settings[name].threads,

@@ -77,6 +77,7 @@ class StagePlan(PlanModel):
     execution_type: ExecutionType
     replicas: tuple[ReplicaPlan, ...]
     max_batch: int
+    max_queue: int | None = None
     memory_fraction: float
     startup_timeout_s: float
     threads: int
@@ -86,6 +87,11 @@ class StagePlan(PlanModel):
     inputs: tuple[EdgePlan, ...]
     consumers: tuple[EdgePlan, ...]
     outputs: tuple[str, ...]
+
+    @property
+    def limit(self) -> int | None:
+        """Requests that a replica may have at once; None: any number."""
+        return None if self.max_queue is None else self.max_batch + self.max_queue
 
 
 class ExecutionPlan(PlanModel):

@@ -72,7 +72,7 @@ class Orchestrator:
         self._on_end = on_end
         self._router = Router(plan)
         self._pools = {
-            stage.name: StagePool(stage.name, tuple(f"{stage.name}.{r.index}" for r in stage.replicas))
+            stage.name: StagePool(stage.name, tuple(f"{stage.name}.{r.index}" for r in stage.replicas), stage.limit)
             for stage in plan.stages
         }
         self._lifecycle = Lifecycle()

@@ -5,21 +5,35 @@ class NoReplica(Exception):
     """Every replica of the stage is dead."""
 
 
-class StagePool:
-    """Chooses the live replica with the least outstanding requests, the first one on a tie; sticky per request."""
+class QueueFull(NoReplica):
+    """Every live replica has as many requests as it may have, working and waiting."""
 
-    def __init__(self, stage: str, processes: tuple[str, ...]) -> None:
+
+class StagePool:
+    """Chooses the live replica with the least outstanding requests, the first one on a tie; sticky per request.
+
+    None gets more than `limit` requests at once (None: no limit).
+    """
+
+    def __init__(self, stage: str, processes: tuple[str, ...], limit: int | None = None) -> None:
         self.stage = stage
+        self._limit = limit
         self._held: dict[str, set[int]] = {process: set() for process in processes}
 
     def pick(self, uid: int) -> str:
-        """The replica for this request: always the same one until `release`. NoReplica if none is alive."""
+        """The replica for this request: always the same one until `release`. NoReplica if none is alive, or
+        QueueFull."""
         for process, held in self._held.items():
             if uid in held:
                 return process
         if not self._held:
             raise NoReplica(f"stage {self.stage} has no live process")
         process = min(self._held, key=lambda name: len(self._held[name]))
+        if self._limit is not None and len(self._held[process]) >= self._limit:
+            raise QueueFull(
+                f"{self._limit} requests are in each replica of stage {self.stage}, as many as it takes; try again "
+                f"later, or raise deploy.stages.{self.stage}.max_queue"
+            )
         self._held[process].add(uid)
         return process
 

@@ -20,6 +20,7 @@ _SERVER_FAULTS = {
     "DeadlineExceeded": (504, "timeout"),
     "ProcessDied": (503, "stage_died"),
     "NoReplica": (503, "no_stage"),
+    "QueueFull": (429, "overloaded"),
 }
 
 
@@ -100,4 +101,5 @@ def _request_error(error: RequestError) -> ApiError:
     if cause.fault == "client":
         return bad_request(f"stage {cause.stage}: {cause.message}", code=cause.kind)
     status, code = _SERVER_FAULTS.get(cause.kind, (500, "stage_failed"))
-    return ApiError(status, f"stage {cause.stage or '?'}: {cause.kind}: {cause.message}", code)
+    message = f"stage {cause.stage or '?'}: {cause.kind}: {cause.message}"
+    return ApiError(status, message, code, retry_after_s=1 if status == 429 else None)

@@ -138,7 +138,7 @@ def test_auto_is_the_checkpoint_s_own_size(painter):
     assert drawn(painter, size="auto")["size"] == "128x128"
 
 
-def test_a_client_that_leaves_ends_its_picture_and_nobody_else_s(painter):
+def test_r21_a_client_that_leaves_ends_its_picture_and_nobody_else_s(painter):
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{painter.url}{PATH}", json={"prompt": "a bell", "size": "256x256", "steps": 1000}, timeout=1)
     assert drawn(painter)["size"] == "64x32"

@@ -186,6 +186,24 @@ def test_a_cancel_frees_everything_at_once(steps_before):
     assert 0 not in stage.scheduler
 
 
+def test_r21_a_cancel_between_two_steps_and_one_in_the_queue_touch_nobody_else():
+    stage = Stage(max_batch=1)
+    for uid, steps in ((0, 50), (1, 5), (2, 5)):
+        stage.add(uid, steps=steps)
+    for _ in range(10):
+        stage.step()
+    stage.scheduler.abort(0)
+    stage.scheduler.abort(2)
+    done = len(stage.log)
+    stage.run()
+    assert stage.log[done][1] == (1,), "the next step is the next request's"
+    assert {uid for _, uids in stage.log[done:] for uid in uids} == {1}
+    assert stage.counts()[1] == 5
+    stage.add(3, steps=2)
+    assert stage.run().counts()[3] == 2
+    stage.assert_empty()
+
+
 def test_previews_are_decoded_between_steps_and_cost_nobody_a_step():
     stage = Stage()
     stage.add(0, steps=5, preview_every=2)
