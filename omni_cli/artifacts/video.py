@@ -2,6 +2,8 @@
 
 import hashlib
 import io
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -28,11 +30,13 @@ class EncodedVideo:
     warnings: tuple[str, ...]
 
 
-def encode(frames: NDArray[Any], *, fps: float, quality: int = 18) -> EncodedVideo:
+def encode(
+    frames: NDArray[Any], *, fps: float, quality: int = 18, metadata: Mapping[str, str] | None = None
+) -> EncodedVideo:
     """Encodes uint8 RGB (T, H, W, 3) as H.264 (4:2:0).
 
     `quality` is the constant rate factor of x264: 0 is lossless, 18 looks so, 51 is the worst. An odd side
-    gets its last line doubled, with a warning. Raises ArtifactError.
+    gets its last line doubled, with a warning. `metadata` is the file's comment, as JSON. Raises ArtifactError.
     """
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         raise ArtifactError(f"frames of {frames.dtype} {frames.shape} are no video; uint8 (T, H, W, 3) is needed")
@@ -43,7 +47,7 @@ def encode(frames: NDArray[Any], *, fps: float, quality: int = 18) -> EncodedVid
     if height % 2 or width % 2:
         frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         warnings = (f"{width} x {height} pixels made even: {frames.shape[2]} x {frames.shape[1]}",)
-    data = _mux(frames, Fraction(fps).limit_denominator(100_000), quality)
+    data = _mux(frames, Fraction(fps).limit_denominator(100_000), quality, metadata or {})
     return EncodedVideo(
         data=data,
         extension="mp4",
@@ -58,7 +62,7 @@ def encode(frames: NDArray[Any], *, fps: float, quality: int = 18) -> EncodedVid
     )
 
 
-def _mux(frames: NDArray[np.uint8], fps: Fraction, quality: int) -> bytes:
+def _mux(frames: NDArray[np.uint8], fps: Fraction, quality: int, metadata: Mapping[str, str]) -> bytes:
     try:
         import av
         import av.error
@@ -67,6 +71,8 @@ def _mux(frames: NDArray[np.uint8], fps: Fraction, quality: int) -> bytes:
     file = io.BytesIO()
     try:
         with av.open(file, "w", format="mp4") as container:
+            if metadata:
+                container.metadata["comment"] = json.dumps(dict(metadata), ensure_ascii=False)
             pictures = container.add_stream("libx264", rate=fps, options={"crf": str(quality)})
             pictures.height, pictures.width = frames.shape[1:3]
             pictures.pix_fmt = "yuv420p"

@@ -98,11 +98,12 @@ class ArtifactWriter:
         fps: float,
         output: str = "video",
         index: int | None = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> ArtifactRecord:
         """Writes `video.mp4`, or `video-<index>.mp4` for one of several."""
         from omni_cli.artifacts.video import encode
 
-        encoded = encode(frames, fps=fps)
+        encoded = encode(frames, fps=fps, metadata=metadata)
         path = self._path(request_id, output, encoded.extension, index)
         write_bytes(path, encoded.data)
         return self._record(

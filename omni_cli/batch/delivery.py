@@ -10,7 +10,7 @@ from omni_cli.artifacts.waveform import AudioCollector
 from omni_cli.artifacts.writer import ArtifactWriter
 from omni_cli.batch.attempt import Attempt
 from omni_cli.errors import ArtifactError, OmniError, StageFailure
-from omni_cli.plan.drawing import generation
+from omni_cli.plan.drawing import drawn_after, generation
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import RequestError
@@ -60,7 +60,7 @@ class Delivery:
             return [ArtifactRecord(output=output.modality, state="empty")]
         kind = output.modality.partition("_")[0]
         if kind == "video":
-            return [self._video(request_id, output.modality, payload) for payload in output.payloads]
+            return [self._video(attempt, output.modality, payload) for payload in output.payloads]
         if kind == "image":
             return [self._image(attempt, output.modality, payload) for payload in output.payloads]
         collector = AudioCollector(stage=self._plan.outputs[output.modality], request_id=request_id)
@@ -76,22 +76,30 @@ class Delivery:
             task.request_id,
             np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape),
             output=output,
-            index=_step(payload),
+            index=drawn_after(payload),
             image_format=task.line.request.image.format if task.line is not None else "png",
-            metadata=generation(task.image, task.prompt, attempt.seed, self._plan) if task.image is not None else None,
+            metadata=self._said(attempt, payload),
         )
         return replace(record, warnings=_warnings(payload))
 
-    def _video(self, request_id: str, output: str, payload: Payload) -> ArtifactRecord:
+    def _said(self, attempt: Attempt, payload: Payload) -> dict[str, str] | None:
+        task = attempt.task
+        if task.image is None:
+            return None
+        return generation(task.image, task.prompt, attempt.seed, self._plan, drawn_after(payload))
+
+    def _video(self, attempt: Attempt, output: str, payload: Payload) -> ArtifactRecord:
         tensor, fps = payload.tensor("video"), float(payload.scalar("fps"))
         frames = np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape)
-        record = self._writer.video(request_id, frames, fps=fps, output=output, index=_step(payload))
+        record = self._writer.video(
+            attempt.task.request_id,
+            frames,
+            fps=fps,
+            output=output,
+            index=drawn_after(payload),
+            metadata=self._said(attempt, payload),
+        )
         return replace(record, warnings=(*record.warnings, *_warnings(payload)))
-
-
-def _step(payload: Payload) -> int | None:
-    """After how many steps a preview was made; None of what is done."""
-    return next((int(value) for name, value in payload.meta if name == "step"), None)
 
 
 def _warnings(payload: Payload) -> tuple[str, ...]:

@@ -1,9 +1,11 @@
 """What a person sees while requests run. Only shown: no run depends on it."""
 
 import sys
+from pathlib import Path
 
 from omni_cli import streams
 from omni_cli.artifacts.records import ResultRecord
+from omni_cli.artifacts.run_folder import shown
 from omni_cli.runtime.events import Event
 from omni_cli.runtime.request import OutputChunk
 
@@ -27,10 +29,18 @@ class Display:
 
 
 class AnswerDisplay(Display):
-    """The text of a run's only request, on stdout as it comes. That a reader has left is no loss."""
+    """The text of a run's only request, on stdout as it comes; without a text, where `files` is the run's folder,
+    the paths of what was made. That a reader has left is no loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, files: Path | None = None) -> None:
+        self._files = files
         self._line_is_open = False
+
+    def result(self, record: ResultRecord) -> None:
+        written = [artifact for artifact in record.artifacts if artifact.path is not None]
+        if self._files is not None and all(artifact.output != "text" for artifact in written):
+            for artifact in written:
+                self._show(f"{shown(self._files / str(artifact.path))}\n")
 
     def chunk(self, chunk: OutputChunk) -> None:
         if chunk.modality == "text":

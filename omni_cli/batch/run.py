@@ -102,7 +102,7 @@ def _concluded(state: RunState, writer: ArtifactWriter, *, quiet: bool) -> Itera
 def _shown(state: RunState, options: RunOptions, todo: int) -> Iterator[Display]:
     """The answer of a single request as it comes; the progress of a batch."""
     if options.input is None:
-        display: Display = AnswerDisplay()
+        display: Display = AnswerDisplay(state.folder.path if options.quiet else None)
     elif options.quiet or not todo:
         display = Display()
     else:

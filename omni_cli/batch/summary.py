@@ -1,9 +1,9 @@
 """The last lines of `omni run`, for a person: what came out, what failed and why, where everything is."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from omni_cli.artifacts.records import ResultRecord
+from omni_cli.artifacts.run_folder import shown
 from omni_cli.batch.state import RunState
 from omni_cli.streams import say
 
@@ -14,11 +14,6 @@ def say_summary(state: RunState, *, quiet: bool) -> None:
         say(line)
     if not quiet:
         say(f"files: {shown(state.folder.path)}")
-
-
-def shown(path: Path) -> str:
-    """Relative to the working folder if it lies in it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def _lines(state: RunState, *, notes: bool) -> Iterator[str]:

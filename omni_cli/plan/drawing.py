@@ -9,6 +9,10 @@ from omni_cli.config.report import Problem
 from omni_cli.plan.model import ExecutionPlan
 from stages.messages import ChatMessage, ImageParams
 from stages.models.registry import ImageContract
+from stages.payload import Payload
+
+_MOST_SIDE = {"webp": 16_383, "jpeg": 65_500}
+"""Of a file, in pixels: libwebp's WEBP_MAX_DIMENSION, libjpeg's JPEG_MAX_DIMENSION."""
 
 
 def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> Iterator[Problem]:
@@ -23,6 +27,11 @@ def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> It
         yield Problem(key=f"{prefix}image.size", message=message)
     if asked.frames is not None and (message := _unfit_frames(asked.frames, able)):
         yield Problem(key=f"{prefix}image.frames", message=message)
+    width, height = asked.pixels or (able.width, able.height)
+    most = _MOST_SIDE.get(asked.format)
+    if most is not None and max(width, height) > most and able.most_frames == 1:
+        message = f"{asked.format} has no room for {width}x{height}: a side has {most} pixels at most; take png"
+        yield Problem(key=f"{prefix}image.format", message=message)
     if asked.sigmas and not able.sigmas:
         yield Problem(
             key=f"{prefix}image.sigmas", message="the noise schedule of this checkpoint takes no other levels"
@@ -117,14 +126,24 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
 
 
-def generation(params: ImageParams, prompt: str, seed: int | None, plan: ExecutionPlan) -> dict[str, str]:
-    """What a picture's file says about itself: all that it takes to draw it again."""
+def drawn_after(payload: Payload) -> int | None:
+    """After how many steps a preview was made; None of what is done."""
+    return next((int(value) for name, value in payload.meta if name == "step"), None)
+
+
+def generation(
+    params: ImageParams, prompt: str, seed: int | None, plan: ExecutionPlan, step: int | None = None
+) -> dict[str, str]:
+    """What a picture's or video's file says about itself: all that it takes to draw it again; of one that is not done,
+    after which step it is."""
     known = {
+        "preview": None if step is None else f"after step {step}",
         "prompt": prompt,
         "negative_prompt": params.negative_prompt if params.guided else None,
         "true_cfg_scale": f"{params.true_cfg_scale:g}" if params.guided else None,
         "seed": seed,
         "size": f"{params.width}x{params.height}",
+        "frames": params.frames if plan.image is not None and plan.image.most_frames > 1 else None,
         "steps": params.steps,
         "strength": params.strength,
         "sigmas": json.dumps(params.sigmas) if params.sigmas else None,

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.artifacts.image import encode
-from omni_cli.plan.drawing import generation
+from omni_cli.plan.drawing import drawn_after, generation
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server import sse
 from omni_cli.server.errors import ApiError, bad_request
@@ -64,6 +64,7 @@ async def generations(
             "size": None if params is None else f"{params.width}x{params.height}",
             "output_format": body.output_format or "png",
             "background": "opaque",
+            "usage": _usage(service, prepared.requests, payloads),
             "warnings": list(warnings),
         }
     )
@@ -93,6 +94,22 @@ def _unused(body: ImageRequest) -> Iterator[str]:
             yield f"{name} has no effect on this model{hint}"
     if body.output_compression is not None and body.output_format in (None, "png"):
         yield "output_compression has no effect on png, which is lossless"
+
+
+def _usage(service: Service, requests: Sequence[OmniRequest], payloads: Sequence[Payload]) -> dict[str, Any]:
+    """Tokens of the prompt, of each picture's reading of it; and latent tokens, of which each picture has so many."""
+    able, read = (
+        service.plan.image,
+        sum(int(value) for payload in payloads for name, value in payload.meta if name == "prompt_tokens"),
+    )
+    sizes = (one.image.width * one.image.height for one in requests if one.image is not None)
+    drawn = 0 if able is None else sum(sizes) // able.multiple**2
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
+        "output_tokens": drawn,
+        "total_tokens": read + drawn,
+    }
 
 
 def _notes(payload: Payload) -> list[str]:
@@ -135,7 +152,7 @@ async def _events(
             }
             if chunk.eos:
                 warnings = list(dict.fromkeys([*notes, *_notes(chunk.payload)]))
-                usage = {"input_tokens": 0, "output_tokens": 0, "total_tokens": 0}
+                usage = _usage(service, [request], [chunk.payload])
                 yield {"type": "image_generation.completed", **told, "usage": usage, "warnings": warnings}
             else:
                 yield {"type": "image_generation.partial_image", **told, "partial_image_index": shown}
@@ -154,7 +171,9 @@ def _file(service: Service, body: ImageRequest, request: OmniRequest, payload: P
     encoded = encode(
         np.frombuffer(tensor.data, np.uint8).reshape(tensor.shape),
         image_format,
-        metadata=None if request.image is None else generation(request.image, body.prompt, request.seed, service.plan),
+        metadata=None
+        if request.image is None
+        else generation(request.image, body.prompt, request.seed, service.plan, drawn_after(payload)),
         quality=max(1, _QUALITY if body.output_compression is None else body.output_compression),
     )
     return b64(encoded.data)

@@ -99,10 +99,14 @@ class Preparer:
         if able is None:
             raise bad_request(f"recipe {self.service.plan.recipe} draws no pictures", param="model")
         image = {name: value for name in _IMAGE if (value := getattr(body, name)) is not None}
+        if body.output_format is not None:
+            image["format"] = body.output_format
         line = {"modalities": ["image"], "seed": body.seed, "timeout_s": body.timeout_s, "image": image}
         checked = request_line(line, self.service.loaded)
         found_wrong = request_problems(self.service.plan, checked.request)
-        problems = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
+        names = {"format": "output_format"}
+        bare = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
+        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in bare]
         if problems:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         previews = shows_previews(self.service.plan)

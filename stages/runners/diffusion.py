@@ -30,7 +30,9 @@ _WARM_UP = -2  # and the one behind it
 _TEXTS = ("prompt", "negative_prompt")
 _START = "start"
 _LATENTS = "latents"
+_POOLED = "_pooled"  # behind the name of a text
 _WARNING = "warning"
+_PROMPT_TOKENS = "prompt_tokens"
 
 
 @dataclass(slots=True)
@@ -45,10 +47,12 @@ class _Picture:
     pixels: torch.Tensor | None = None
     canvas: Canvas | None = None
     warnings: list[str] = field(default_factory=list)
+    prompt_tokens: int = 0
 
     @property
-    def meta(self) -> tuple[tuple[str, str], ...]:
-        return ((_WARNING, "\n".join(self.warnings)),) if self.warnings else ()
+    def meta(self) -> tuple[tuple[str, Scalar], ...]:
+        known: dict[str, Scalar] = {_WARNING: "\n".join(self.warnings), _PROMPT_TOKENS: self.prompt_tokens}
+        return tuple((name, value) for name, value in known.items() if value)
 
     @property
     def drawn(self) -> Canvas:
@@ -143,10 +147,13 @@ class DiffusionRunner:
             return
         tensors = {name: tensor.to(self._device) for name, tensor in read_all(payload).items()}
         picture.warnings += (str(value) for name, value in payload.meta if name == _WARNING)
+        picture.prompt_tokens = next((int(value) for name, value in payload.meta if name == _PROMPT_TOKENS), 0)
         if _LATENTS in tensors:
             picture.canvas = Canvas(tensors[_LATENTS])
         elif tensors:
-            picture.conditions = tuple(Condition(tensors[name]) for name in _TEXTS if name in tensors)
+            picture.conditions = tuple(
+                Condition(tensors[name], pooled=tensors.get(name + _POOLED)) for name in _TEXTS if name in tensors
+            )
             picture.canvas = self._stepper.begin(picture.image, picture.request.seed, tensors.get(_START))
 
     def _take_pixels(self, picture: _Picture, payload: Payload) -> None:
@@ -194,11 +201,14 @@ class DiffusionRunner:
         picture = self._pictures[row.uid]
         picture.conditions = tuple(self._condition(text) for text in picture.texts)
         picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
+        picture.prompt_tokens = picture.conditions[0].tokens
         start = None
         if picture.pixels is not None:
             start = self._stepper.encode_picture(picture.image, picture.pixels, picture.request.seed)
         if not self._denoises:
-            tensors = {name: c.embeds for name, c in zip(_TEXTS, picture.conditions, strict=False)}
+            texts = dict(zip(_TEXTS, picture.conditions, strict=False))
+            tensors = {name: text.embeds for name, text in texts.items()}
+            tensors |= {name + _POOLED: text.pooled for name, text in texts.items() if text.pooled is not None}
             tensors |= {} if start is None else {_START: start}
             emissions = self._handed_on(picture, tensors)
             return RowResult(uid=row.uid, units=row.units, finished="stop", emissions=emissions)
@@ -284,7 +294,7 @@ class DiffusionRunner:
 
     def _shown(self, row: Row, pixels: torch.Tensor) -> RowResult:
         picture = self._pictures[row.uid]
-        meta: tuple[tuple[str, Scalar], ...] = picture.meta
+        meta = picture.meta
         if pixels.ndim == 4:
             meta = (*meta, ("fps", self._stepper.fps))
         preview = self._denoises and row.position < picture.asks.steps

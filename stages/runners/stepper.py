@@ -14,11 +14,12 @@ from stages.schedulers.base import Denoising
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
-    `warning` says what did not fit."""
+    `tokens` of it were read, padding not counted; `warning` says what did not fit."""
 
     embeds: torch.Tensor
     warning: str = ""
     pooled: torch.Tensor | None = None
+    tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -22,13 +22,14 @@ def tasks(*words: str, **options: object):
         ("request.image.size=513x512", "the nearest are 512x512, 528x512"),
         ("request.image.size=100000x10000", "more than 4194304"),
         ("request.image.steps=0", "greater than or equal to 1"),
+        ("request.image.format=webp request.image.size=16384x16", "a side has 16383 pixels at most; take png"),
         ("request.image.sed=5", "unknown key"),
         ("request.image.guidance_scale=7", "unknown key"),
         ("deploy.stages.painter.graphs=true", "no use"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_refused_with_its_key(word, says):
-    message = judged(word, recipe="qwen_image", prompt="a bell")
+    message = judged(*word.split(), recipe="qwen_image", prompt="a bell")
     assert word.split("=")[0] in message
     assert says in message
 

@@ -44,6 +44,7 @@ def test_the_client_s_own_call_draws_with_a_seed_that_draws_it_again(painter):
 
     first, second = openai.OpenAI(**options).images.generate(**asked), asyncio.run(again())
     assert set(untyped(first)) == {".data[].seed", ".warnings"}  # our extensions
+    assert (first.usage.input_tokens, first.usage.output_tokens, first.usage.total_tokens) == (10, 8, 18)
     assert first.data[0].b64_json == second.data[0].b64_json
     assert picture(first.data[0].model_dump()).size == (64, 32)
     assert (first.size, first.output_format, first.background) == ("64x32", "png", "opaque")
@@ -107,13 +108,15 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
         ("sigmas", [1.5], ""),
         ("response_format", "url", "b64_json"),
         ("output_format", "svg", "webp"),
+        ("output_format", "webp", "16383"),
         ("background", "transparent", "opaque"),
         ("partial_images", 1, "stream=true"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_its_name(painter, field, value, says):
     before = painter.took_on()
-    error = refused(painter, path=PATH, prompt="a bell", **{field: value})
+    wide = {"size": "16384x16"} if value == "webp" else {}
+    error = refused(painter, path=PATH, prompt="a bell", **{field: value, **wide})
     assert error["param"].partition("[")[0] == field
     assert says in error["message"]
     assert "image." not in error["message"]
@@ -131,6 +134,9 @@ def test_a_picture_is_streamed_with_what_it_is_on_its_way(painter):
     (whole,) = client.images.generate(**asked).data
     assert events[2].b64_json == whole.b64_json
     assert len({event.b64_json for event in events}) == 3
+    told = [picture(event.model_dump()).text.get("preview") for event in events]
+    assert told == ["after step 3", "after step 6", None]
+    assert events[2].usage.total_tokens == 18
     assert refused(painter, path=PATH, prompt="a bell", stream=True, n=2)["param"] == "n"
 
 

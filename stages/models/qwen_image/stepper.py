@@ -100,7 +100,7 @@ class QwenImageStepper:
         embeds, _ = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)
         template: str = pipeline.prompt_template_encode
         tokens = len(pipeline.tokenizer(template.format(text)).input_ids) - pipeline.prompt_template_encode_start_idx
-        return Condition(embeds[0], cut_off(tokens, PROMPT_TOKENS))
+        return Condition(embeds[0], cut_off(tokens, PROMPT_TOKENS), tokens=min(tokens, PROMPT_TOKENS))
 
     def blank(self) -> Condition:
         return Condition(torch.zeros(2, self._features, device=self._device, dtype=self._dtype))

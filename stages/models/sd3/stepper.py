@@ -84,13 +84,13 @@ class SD3Stepper:
         embeds, _, pooled, _ = pipeline.encode_prompt(
             text, None, None, self._device, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS
         )
-        reader, most = (
-            (pipeline.tokenizer, pipeline.tokenizer_max_length)
-            if pipeline.tokenizer_3 is None
-            else (pipeline.tokenizer_3, PROMPT_TOKENS)
-        )
-        tokens = len(reader(text).input_ids)
-        return Condition(embeds[0], cut_off(tokens, most), pooled[0])
+        readers = {"CLIP": (pipeline.tokenizer, pipeline.tokenizer_max_length)}
+        if pipeline.tokenizer_3 is not None:
+            readers["T5"] = (pipeline.tokenizer_3, PROMPT_TOKENS)
+        counts = {name: (len(tokenizer(text).input_ids), most) for name, (tokenizer, most) in readers.items()}
+        cuts = [f"{cut} for {name}" for name, (tokens, most) in counts.items() if (cut := cut_off(tokens, most))]
+        read = max(min(tokens, most) for tokens, most in counts.values())
+        return Condition(embeds[0], "; ".join(cuts), pooled[0], read)
 
     def blank(self) -> Condition:
         return self.encode("")

@@ -90,7 +90,8 @@ class WanStepper:
             text, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS, device=self._device
         )
         tokens = len(pipeline.tokenizer(prompt_clean(text)).input_ids)
-        return Condition(embeds[0].to(pipeline.transformer.dtype), cut_off(tokens, PROMPT_TOKENS))
+        read = min(tokens, PROMPT_TOKENS)
+        return Condition(embeds[0].to(pipeline.transformer.dtype), cut_off(tokens, PROMPT_TOKENS), tokens=read)
 
     def blank(self) -> Condition:
         transformer = self._pipeline.transformer

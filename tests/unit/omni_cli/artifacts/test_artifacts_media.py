@@ -63,9 +63,10 @@ def ramp(count: int, height: int = 32, width: int = 48) -> np.ndarray:
 
 
 @pytest.mark.parametrize("fps", [8, 24.0, 23.976, 29.97])
-def test_a_video_holds_its_frames_and_rate(fps: float) -> None:
-    encoded = video.encode(ramp(12), fps=fps)
+def test_a_video_holds_its_frames_its_rate_and_how_it_was_made(fps: float) -> None:
+    encoded = video.encode(ramp(12), fps=fps, metadata={"prompt": "猫", "seed": "7"})
     with av.open(io.BytesIO(encoded.data)) as read:
+        assert json.loads(read.metadata["comment"]) == {"prompt": "猫", "seed": "7"}
         stream = read.streams.video[0]
         assert float(stream.average_rate) == pytest.approx(fps, rel=1e-4)
         levels = [frame.to_ndarray(format="rgb24").mean() for frame in read.decode(stream)]

@@ -2,7 +2,10 @@
 
 import io
 
-from omni_cli.artifacts.records import ResultRecord
+import pytest
+
+from omni_cli.artifacts.records import ArtifactRecord, ResultRecord
+from omni_cli.batch.display import AnswerDisplay
 from omni_cli.batch.progress import Progress, ProgressDisplay
 from omni_cli.runtime.events import CONTROL, ProcessDead, StageSubmitted
 from stages.events import Scheduled, StageCancelled, StageFinished
@@ -57,3 +60,15 @@ def test_without_a_terminal_a_line_comes_now_and_then_and_never_twice():
         "0/1 requests | thinker 2 waiting",
         "1/1 requests, 1 failed | thinker 3 waiting",
     ]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "quiet", "shown"),
+    [(("image",), True, "run/a/image.out\n"), (("image",), False, ""), (("text", "audio"), True, "")],
+)
+def test_a_quiet_run_says_where_it_has_put_what_is_no_text(capsys, monkeypatch, tmp_path, outputs, quiet, shown):
+    monkeypatch.chdir(tmp_path)
+    artifacts = tuple(ArtifactRecord(output=name, path=f"a/{name}.out") for name in outputs)
+    record = ResultRecord(request_id="a", folder="a", status="finished", artifacts=artifacts)
+    AnswerDisplay(tmp_path / "run" if quiet else None).result(record)
+    assert capsys.readouterr().out == shown
