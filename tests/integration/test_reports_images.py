@@ -1,4 +1,4 @@
-"""What people reported of drawing servers (R51, R53, R56, R57, R58): refused, noted or done, found before a start."""
+"""What people reported of drawing servers (R07, R51, R53, R56, R57, R58, R61): refused, noted or done."""
 
 import json
 
@@ -7,7 +7,9 @@ from PIL import Image
 
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
-from tests.integration.cli import judged
+from omni_cli.config.image import ImageConfig
+from tests.integration.cli import batch, check_trace, judged
+from tests.integration.test_reports_inputs import BAD_IMAGES, IMAGES
 
 DRAW = "recipe=qwen_image"
 
@@ -67,3 +69,52 @@ def test_a_picture_is_drawn_from_one_prompt_and_one_picture(tmp_path):
     assert "not from a conversation" in judged(recipe="qwen_image", messages=str(tmp_path / "talk.json"))
     (task,) = tasks(images=twice[:1])
     assert task.image.strength == 0.6
+
+
+OPTIONAL = {
+    "size": "32x16",
+    "frames": 1,
+    "steps": 2,
+    "true_cfg_scale": 2.5,
+    "negative_prompt": "red",
+    "n": 2,
+    "strength": 0.5,
+    "sigmas": [1.0, 0.5],
+    "preview_every": 1,
+    "format": "jpeg",
+}
+UNFIT = {"frames": 2, "size": "33x16", "format": "gif"}
+
+
+def test_r07_r61_each_optional_field_and_each_odd_picture_is_drawn_or_refused_by_name(tmp_path):
+    assert OPTIONAL.keys() == ImageConfig.model_fields.keys()
+    small = {"size": "32x16", "steps": 1}
+    lines = [{"id": f"with {name}", "prompt": "a", "image": {**small, name: set_}} for name, set_ in OPTIONAL.items()]
+    lines += [{"id": f"unfit {name}", "prompt": "a", "image": {**small, name: set_}} for name, set_ in UNFIT.items()]
+    for name, data in {**IMAGES, **{name: data for name, (data, _) in BAD_IMAGES.items()}}.items():
+        (tmp_path / name).write_bytes(data)
+        lines.append({"id": name, "prompt": "a", "images": [name], "image": {**small, "steps": 2}})
+    ended = batch(tmp_path, lines, DRAW)
+    good = {*IMAGES, *(f"with {name}" for name in OPTIONAL if name != "n"), "with n-0", "with n-1"}
+    bad = {**{name: said for name, (_, said) in BAD_IMAGES.items()}, **{f"unfit {name}": name for name in UNFIT}}
+    results = {name: result for name, result in ended.results.items() if name in good or name in bad}
+    assert results.keys() == ended.results.keys() == good | bad.keys()
+    for name, result in results.items():
+        if name in good:
+            assert result["status"] == "finished", result
+            last = result["artifacts"][-1]
+            assert (last["width"], last["height"]) == (32, 16)
+        else:
+            assert (result["status"], result["error"]["fault"]) == ("failed", "client")
+            assert bad[name] in result["error"]["message"]
+    assert ended.results["with strength"]["warnings"] == [
+        "image.strength has no effect without a picture to start from"
+    ]
+    check_trace(ended.run)
+
+
+def test_r61_a_picture_to_start_from_is_seen_upright(tmp_path):
+    (tmp_path / "rotated.jpg").write_bytes(IMAGES["rotated.jpg"])
+    (task,) = tasks(images=(str(tmp_path / "rotated.jpg"),))
+    (tensor,) = task.request().media.tensors
+    assert tensor.shape == (64, 48, 3)  # stored as 48 lines of 64

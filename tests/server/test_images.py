@@ -1,4 +1,5 @@
-"""Pictures over HTTP, as OpenAI's client asks for them: R51, R53, R56, R57 of the reports, with the tiny Qwen-Image."""
+"""Pictures over HTTP, as OpenAI's client asks for them: R07, R51, R53, R56, R57 of the reports, with the tiny
+Qwen-Image."""
 
 import asyncio
 import base64
@@ -10,6 +11,7 @@ import openai
 import pytest
 from PIL import Image
 
+from omni_cli.server.protocol import ImageRequest
 from tests.server.chromium import chromium
 from tests.server.serving import refused, serving
 from tests.server.test_sdk import untyped
@@ -170,3 +172,27 @@ def test_the_page_draws(painter, tmp_path):
         assert page.until("document.querySelector('.answer img')?.naturalWidth") > 0
         assert page.until("document.querySelector('.answer').dataset.end") == "finished"
         assert page.said == []
+
+
+OPTIONAL = {
+    "model": "qwen_image", "n": 2, "size": "32x16", "response_format": "b64_json", "output_format": "webp",
+    "output_compression": 50, "background": "opaque", "quality": "high", "style": "natural", "moderation": "low",
+    "partial_images": 1, "user": "me", "seed": 3, "negative_prompt": "red", "steps": 2, "true_cfg_scale": 2.0,
+    "guidance_scale": 3.0, "sigmas": [1.0, 0.5], "timeout_s": 30.0,
+}  # fmt: skip
+
+
+def test_r07_each_optional_field_is_followed_or_refused_by_name_streamed_or_not(painter):
+    assert OPTIONAL.keys() == ImageRequest.model_fields.keys() - {"prompt", "stream"}
+    refusals = set()
+    for stream in (False, True):
+        for name, value in OPTIONAL.items():
+            body = {"prompt": "a bell", **SMALL, name: value, "stream": stream}
+            done = httpx.post(f"{painter.url}{PATH}", json=body, timeout=30)
+            if done.status_code == 400:
+                assert done.json()["error"]["param"] == name
+                refusals.add((name, stream))
+            else:
+                assert done.status_code == 200, done.text
+                assert "completed" in done.text if stream else len(done.json()["data"]) == body.get("n", 1)
+    assert refusals == {("partial_images", False), ("n", True)}
