@@ -4,7 +4,7 @@ What a folder says of its own defaults stands in `omni.json`; published ones hav
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +50,20 @@ def pipeline_problems(
     return tuple(problem for part in weights for problem in weight_problems(folder / part))
 
 
-def parts_memory(path: str, parts: Mapping[str, str]) -> StageMemory:
-    """The weights of some parts, each as its dtype, by the headers of their files. Raises CheckpointError."""
-    held = 0
+def parts_memory(path: str, parts: Mapping[str, str], exact: Collection[str] = ()) -> StageMemory:
+    """The weights of some parts, each as its dtype, but for modules called as in `exact`, which stay float32.
+
+    By the numbers of `parameters` in the folder's own defaults, else by the headers of its files. Raises
+    CheckpointError for a folder with neither.
+    """
+    folder, held = Path(path), 0
+    counted: Mapping[str, int] = own_defaults(folder).get("parameters", {})
     for part, dtype in parts.items():
-        for file in set(tensor_files(Path(path) / part).values()):
-            held += ITEM_BYTES[dtype] * sum(math.prod(tensor.shape) for tensor in read_header(file).values())
+        if part in counted:
+            held += ITEM_BYTES[dtype] * counted[part]
+            continue
+        for file in set(tensor_files(folder / part).values()):
+            for name, tensor in read_header(file).items():
+                kept = not set(exact).isdisjoint(name.split("."))
+                held += ITEM_BYTES["float32" if kept else dtype] * math.prod(tensor.shape)
     return StageMemory(weight_bytes=held)

@@ -1,17 +1,42 @@
-"""The device of a stage process, with its share of threads and memory. Knows no model."""
+"""The devices of a stage process, with its share of threads and memory. Of a model it knows the contract."""
 
 import torch
 
 from stages.config import StageSpec
+from stages.errors import CheckpointError, StageError
+from stages.models.registry import KV_HEADROOM_BYTES, contract
 
 
 def open_device(spec: StageSpec) -> torch.device:
-    """The process's first visible GPU if the plan gives it one, else the CPU. On a GPU float32 stays float32."""
+    """The process's first visible GPU if the plan gives it one, else the CPU. On a GPU float32 stays float32.
+
+    Raises StageError if a device has less left than the stage's weights and a step take.
+    """
     torch.set_num_threads(spec.threads)
     if not spec.devices:
         return torch.device("cpu")
-    device = torch.device("cuda", 0)
     for index in range(len(spec.devices)):
         torch.cuda.set_per_process_memory_fraction(spec.memory_fraction, index)
+        check_memory(spec, index, *torch.cuda.mem_get_info(index))
     torch.backends.cudnn.allow_tf32 = False  # TF32 is on by default in convolutions
-    return device
+    return torch.device("cuda", 0)
+
+
+def check_memory(spec: StageSpec, index: int, free: int, total: int) -> None:
+    """StageError if the device has less left than the stage takes, whoever has the rest. Sizes in bytes."""
+    need = _weight_bytes(spec) + KV_HEADROOM_BYTES
+    if need > free:
+        raise StageError(
+            f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "
+            f"{spec.devices[index]} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: end what else runs "
+            f"on it, or choose another with deploy.stages.{spec.stage}.devices"
+        )
+
+
+def _weight_bytes(spec: StageSpec) -> int:
+    """By the family's formula; 0 where there is none, or the checkpoint lacks what it needs: loading names that."""
+    formula = contract(spec.family).stage_memory
+    try:
+        return formula(spec.model.path, spec.stage, spec.model.dtype).weight_bytes if formula is not None else 0
+    except (KeyError, CheckpointError):
+        return 0

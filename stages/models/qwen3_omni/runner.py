@@ -7,11 +7,8 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from stages.config import StageSpec
-from stages.errors import StageError
 from stages.messages import StageRequest
 from stages.models.qwen3_omni.modules import Source, read_config
-from stages.models.qwen3_omni.sizes import stage_memory
-from stages.models.registry import KV_HEADROOM_BYTES
 from stages.payload import Payload
 from stages.runners.base import RowResult
 from stages.runners.device import open_device
@@ -31,8 +28,6 @@ class StageRunner(ABC, Generic[State]):
     def load(self) -> tuple[tuple[str, str], ...]:
         spec = self._spec
         device = open_device(spec)
-        if device.type == "cuda":
-            self._check_memory(device)
         config = read_config(self._folder)
         dtype: torch.dtype = getattr(torch, spec.model.dtype)
         source = Source(folder=self._folder, device=device, dtype=dtype, dummy=spec.model.load_format == "dummy")
@@ -42,18 +37,6 @@ class StageRunner(ABC, Generic[State]):
             ("dtype", str(dtype).removeprefix("torch.")),
             ("weight_bytes", str(held)),
         )
-
-    def _check_memory(self, device: torch.device) -> None:
-        """StageError if the device has less left than the stage's weights and a step take, whoever has the rest."""
-        spec = self._spec
-        need = stage_memory(spec.model.path, spec.stage, spec.model.dtype).weight_bytes + KV_HEADROOM_BYTES
-        free, total = torch.cuda.mem_get_info(device)
-        if need > free:
-            raise StageError(
-                f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "
-                f"{','.join(spec.devices)} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: end what else runs "
-                f"on it, or choose another with deploy.stages.{spec.stage}.devices"
-            )
 
     def begin(self, request: StageRequest) -> None:
         self._states[request.uid] = self._open(request)

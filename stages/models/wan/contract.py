@@ -15,6 +15,8 @@ FPS = 16.0
 # What diffusers' pipeline takes where nothing is said.
 _WIDTH, _HEIGHT, _FRAMES, _STEPS, _GUIDANCE_SCALE = 832, 480, 81, 50, 5.0
 _MOST_PIXELS, _MOST_FRAMES = 1280 * 720, 81
+EXACT = ("time_embedder", "scale_shift_table", "norm1", "norm2", "norm3")
+"""Modules of the transformer that diffusers leaves in float32."""
 VAE_DTYPE = "float32"  # the published recipe decodes so, whatever the rest is
 _STEP_TOKENS = 151_200
 """Latent tokens of a step: one guided video of 1280x720 and 81 frames, which has 75600."""
@@ -77,7 +79,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         edge_bytes=edge_bytes,
         image=video,
         stage_memory=lambda path, stage, dtype: parts_memory(
-            path, {**dict.fromkeys(_WEIGHTS, dtype), "vae": VAE_DTYPE}
+            path, {**dict.fromkeys(_WEIGHTS, dtype), "vae": VAE_DTYPE}, EXACT
         ),
     )
 }

@@ -144,6 +144,7 @@ class WanStepper:
             return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(latents.device, latents.dtype)
 
         scaled = latents / (1.0 / channels(vae.config.latents_std)) + channels(vae.config.latents_mean)
+        vae.use_slicing = True  # one after the other: several videos at once take as many times the memory
         decoded = vae.decode(scaled, return_dict=False)[0]
         frames: torch.Tensor = self._pipeline.video_processor.postprocess_video(decoded, output_type="pt")
         return frames.permute(0, 1, 3, 4, 2).float().cpu().contiguous()

@@ -13,7 +13,7 @@ from stages.config import ModelSpec
 from stages.models.cache import built_once
 from stages.models.pipeline_folder import DEFAULTS_FILE
 from stages.models.wan import tiny
-from stages.models.wan.contract import CONTRACTS, check_model, video
+from stages.models.wan.contract import CONTRACTS, EXACT, check_model, video
 from stages.models.wan.stepper import WanStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
@@ -119,8 +119,9 @@ def test_a_folder_is_known_before_it_is_loaded(tiny_folder, tmp_path, joined):
         for dtype in ("float32", "bfloat16")
     )
     assert str(whole) == joined.facts["weight_bytes"]  # its tied embedding counts once
-    vae = sum(tensor.nbytes for tensor in joined.stepper._pipeline.vae.state_dict().values())
-    assert half == (whole + vae) / 2  # which stays float32
+    stepper = WanStepper(ModelSpec(path=str(tiny_folder), load_format="auto", dtype="bfloat16"))
+    assert half == stepper.load([torch.device("cpu")], torch.bfloat16)  # parts of which stay float32
+    assert set(EXACT) == {*stepper._pipeline.transformer._keep_in_fp32_modules} - {"rope"}  # which has no weights
     able = video(str(tiny_folder))
     assert (able.width, able.height, able.frames, able.multiple, able.frame_multiple) == (64, 48, 9, 16, 4)
     assert able.negative_prompt == ""
