@@ -35,7 +35,7 @@ VERBS = {
     "serve": Verb(module="omni_cli.commands.serve", help="Serve an OpenAI-compatible API over a pipeline."),
     "plan": Verb(module="omni_cli.commands.plan", help="Show what would run where, and where each value comes from."),
     "recipe": Verb(module="omni_cli.commands.recipe", help="List, show, copy and validate recipes."),
-    "trace": Verb(module="omni_cli.commands.trace", help="Show a run's timeline, or check that nothing went wrong."),
+    "trace": Verb(module="omni_cli.commands.trace", help="Show, check, replay and compare what runs have recorded."),
     "bench": Verb(module="omni_cli.commands.bench", help="Measure throughput, latency and overheads."),
     "doctor": Verb(module="omni_cli.commands.doctor", help="Look at versions, devices, limits and leftovers."),
 }
