@@ -83,6 +83,7 @@ class _Flight:
     work: Work
     admitted_ns: int
     done: set[str] = field(default_factory=set)
+    came_ns: dict[tuple[str, str], int] = field(default_factory=dict)  # by edge, the last message
 
     @property
     def answered(self) -> bool:
@@ -145,12 +146,15 @@ class _Simulation:
 
     def put(self, owner: "_Replica", uid: int, producer: str, consumer: str, units: int, eos: bool) -> None:
         """Hands a message over; its slot is the producer's again when it was read."""
-        if consumer in self.flights[uid].done:
+        flight = self.flights[uid]
+        if consumer in flight.done:
             owner.reclaim(consumer)
             return
         reader = self.replica(consumer, uid)
-        delay_ns = self.draw(self.workload.hand_off_ns.get((producer, consumer), ()))
-        self.at(self.now_ns + delay_ns, lambda: reader.take(uid, producer, units, eos, owner))
+        edge = producer, consumer
+        came_ns = self.now_ns + self.draw(self.workload.hand_off_ns.get(edge, ()))
+        came_ns = flight.came_ns[edge] = max(came_ns, flight.came_ns.get(edge, 0))  # none overtakes another
+        self.at(came_ns, partial(reader.take, uid, producer, units, eos, owner))
 
     def left(self, uid: int, stage: str, work: StageWork) -> None:
         """The request has finished in a stage."""

@@ -158,7 +158,10 @@ class _Paragraph:
             waits = tuple(self._inputs(stage, record, f"{record.process} has it and waits for data:"))
             yield from waits or (f"It is on its way to {record.process}, which has not taken it up.",)
         elif record.state is Stage.READY:
-            yield f"{record.process} has all that it needs to start and waits for a slot: {self._others(record)}."
+            more = tuple(self._inputs(stage, record, "Of its input,"))
+            piece = ", or for a larger piece of its input" if more else ""
+            yield f"{record.process} has what it needs to start and waits for a slot{piece}: {self._others(record)}."
+            yield from more
         elif record.state is Stage.RUNNING:
             yield f"{record.process} is running it, at unit {record.position}{self._since(record)}."
             yield from self._unread(record)

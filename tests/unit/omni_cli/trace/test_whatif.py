@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from random import Random
 from statistics import mean
 
@@ -91,6 +92,12 @@ def test_arrivals_at_a_rate_wait_for_nobody(recorded):
     assert rate(many) < 60
     assert percentile(many.total_ns, 0.5) > 10 * percentile(few.total_ns, 0.5)
     assert many.stages["talker"].wait_ns > 100 * few.stages["talker"].wait_ns
+
+
+def test_no_message_overtakes_another(recorded):
+    made, workload = recorded["incremental"]
+    uneven = replace(workload, hand_off_ns=dict.fromkeys(workload.hand_off_ns, (0, 1_000_000, 30_000_000)))
+    assert len(simulate(made.plan, uneven, Demand.of_callers(8, 24)).total_ns) == 24
 
 
 def test_pictures_are_drawn_step_by_step():
