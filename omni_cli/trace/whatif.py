@@ -6,7 +6,7 @@ line.
 """
 
 import heapq
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +83,6 @@ class _Flight:
     work: Work
     admitted_ns: int
     done: set[str] = field(default_factory=set)
-    came_ns: dict[tuple[str, str], int] = field(default_factory=dict)  # by edge, the last message
 
     @property
     def answered(self) -> bool:
@@ -139,22 +138,20 @@ class _Simulation:
         for name, stage in work.stages.items():
             if set(stage.inputs) <= {REQUEST}:
                 media = REQUEST if stage.inputs else ""
-                self.at(self.now_ns + delay_ns, partial(self.replica(name, uid).take, uid, media, 1, True))
+                self.replica(name, uid).send(delay_ns, uid, media, 1, True)
 
     def replica(self, stage: str, uid: int) -> "_Replica":
         return self._replicas[self._pools[stage].pick(uid)]
 
     def put(self, owner: "_Replica", uid: int, producer: str, consumer: str, units: int, eos: bool) -> None:
         """Hands a message over; its slot is the producer's again when it was read."""
-        flight = self.flights[uid]
-        if consumer in flight.done:
+        if consumer in self.flights[uid].done:
             owner.reclaim(consumer)
             return
         reader = self.replica(consumer, uid)
-        edge = producer, consumer
-        came_ns = self.now_ns + self.draw(self.workload.hand_off_ns.get(edge, ()))
-        came_ns = flight.came_ns[edge] = max(came_ns, flight.came_ns.get(edge, 0))  # none overtakes another
-        self.at(came_ns, partial(reader.take, uid, producer, units, eos, owner))
+        reader.send(
+            self.draw(self.workload.hand_off_ns.get((producer, consumer), ())), uid, producer, units, eos, owner
+        )
 
     def left(self, uid: int, stage: str, work: StageWork) -> None:
         """The request has finished in a stage."""
@@ -210,8 +207,9 @@ class _Replica:
         self._model = simulation.workload.models.get(stage.name)
         self._pauses = simulation.workload.pause_ns.get(stage.name, ())
         self._here: dict[int, _Here] = {}
-        self._inbox: list[Message] = []
+        self._inbox: deque[Message] = deque()
         self._busy = False
+        self._awake_ns = 0
         self._slots = {
             edge.consumer: edge.slots
             for edge in stage.consumers
@@ -237,22 +235,27 @@ class _Replica:
             decodes=made.decodes,
         )
 
-    def take(self, uid: int, producer: str, units: int, eos: bool, owner: "_Replica | None" = None) -> None:
-        """A message has come (without a producer: the command to start)."""
-        self._inbox.append((uid, producer, units, eos, owner))
-        self._wake()
+    def send(
+        self, delay_ns: int, uid: int, producer: str, units: int, eos: bool, owner: "_Replica | None" = None
+    ) -> None:
+        """Sends a message (without a producer: the command to start). One that is on its way takes it along: the delay
+        is mostly that of a process which wakes up, and then reads all that has come."""
+        now_ns = self._sim.now_ns
+        if self._awake_ns <= now_ns:
+            self._awake_ns = now_ns + delay_ns
+        self._sim.at(self._awake_ns, partial(self._inbox.append, (uid, producer, units, eos, owner)))
+        self._sim.at(self._awake_ns, partial(self._sim.at, self._awake_ns, self._wake))
 
     def reclaim(self, consumer: str) -> None:
         if consumer in self._slots:
             self._slots[consumer] += 1
-            self._wake()
+            self._sim.at(self._sim.now_ns, self._wake)
 
     def _wake(self) -> None:
         if self._busy:
             return
-        inbox, self._inbox = self._inbox, []
-        for message in inbox:
-            self._read(*message)
+        while self._inbox:
+            self._read(*self._inbox.popleft())
         while (output := self._scheduler.schedule(self._slots, frozenset())) is not None:
             for refusal in output.refused:
                 self._scheduler.abort(refusal.uid)

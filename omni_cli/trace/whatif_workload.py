@@ -13,7 +13,8 @@ from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.step_model import StepModel, features, kind_of
 from omni_cli.trace.summary import OutputFlow, RequestSummary, RunSummary
-from stages.events import InputReady, MessagePut, OutputProduced, StepDone
+from stages.events import InputReady, MessageGot, MessagePut, OutputProduced, StepDone
+from stages.messages import REQUEST
 
 _QUIET = 0.2  # the quantile of pauses that is the machinery's own, where others are waits for input
 
@@ -64,14 +65,13 @@ class Workload:
 
 def read_workload(events: Iterable[TraceEvent], run: RunSummary) -> Workload:
     """`run` is the summary of the same events. TraceError if no request has finished, or a stage has too few steps."""
-    works, steps = _collect(events)
+    works, steps, whole_ns = _collect(events)
     finished = [request for request in run.requests.values() if request.status == "finished" and request.stages]
     if not finished:
         raise TraceError("no request has finished in the trace: there is nothing to simulate")
     by_stage: dict[str, list[StepDone]] = defaultdict(list)
     for process, done in steps.items():
         by_stage[process.rpartition(".")[0]] += done
-    complete = {(p, c) for p, c, mode in (run.started.edges if run.started else ()) if mode == "complete"}
     busy = {process: _Busy(done) for process, done in steps.items()}
     return Workload(
         requests=[Work(admitted_ns=r.admitted_ns, stages=works[r.uid]) for r in finished],
@@ -82,8 +82,7 @@ def read_workload(events: Iterable[TraceEvent], run: RunSummary) -> Workload:
         hand_off_ns=_hand_offs(finished, busy),
         pause_ns={
             stage: _pauses(
-                [done for process, done in steps.items() if process.rpartition(".")[0] == stage],
-                fed=any(consumer == stage and (p, consumer) not in complete for p, consumer in _edges(run)),
+                [done for process, done in steps.items() if process.rpartition(".")[0] == stage], whole_ns[stage]
             )
             for stage in by_stage
         },
@@ -92,15 +91,14 @@ def read_workload(events: Iterable[TraceEvent], run: RunSummary) -> Workload:
     )
 
 
-def _edges(run: RunSummary) -> set[tuple[str, str]]:
-    return {(p, c) for p, c, _ in (run.started.edges if run.started else ())}
-
-
 def _collect(
     events: Iterable[TraceEvent],
-) -> tuple[dict[int, dict[str, StageWork]], dict[str, list[StepDone]]]:
+) -> tuple[dict[int, dict[str, StageWork]], dict[str, list[StepDone]], dict[str, dict[int, int]]]:
+    """What the stages do by request, the steps by process, and by stage when each request had read all of its input."""
     works: dict[int, dict[str, StageWork]] = {}
     steps: dict[str, list[StepDone]] = defaultdict(list)
+    last: dict[tuple[int, str, str], int] = {}  # of each stream the last message
+    whole_ns: dict[str, dict[int, int]] = defaultdict(dict)
     for line in events:
         event, stage = line.event, line.source.rpartition(".")[0]
         if isinstance(event, RequestAdmitted):
@@ -113,6 +111,9 @@ def _collect(
             for row in event.rows:
                 if (work := works.get(row.uid, {}).get(stage)) is not None:
                     work.units += row.units
+        elif isinstance(event, MessageGot):
+            if event.producer == REQUEST or last.get((event.uid, event.producer, stage)) == event.seq:
+                whole_ns[stage][event.uid] = event.t_ns  # of several streams, the one that ends last counts
         elif isinstance(event, InputReady | MessagePut | OutputProduced):
             if (work := works.get(event.uid, {}).get(stage)) is None:
                 continue
@@ -120,12 +121,14 @@ def _collect(
                 work.prompt_tokens = max(1, event.prompt_tokens)
             elif isinstance(event, MessagePut):
                 m = event.message
+                if m.eos:
+                    last[event.uid, m.producer, m.consumer] = m.seq
                 work.puts.append(Put(consumer=m.consumer, position=work.units, units=m.units, eos=m.eos))
             else:
                 work.outputs.add(event.modality)
                 if OutputFlow(modality=event.modality).take(event):
                     work.first.setdefault(event.modality.partition("_")[0], work.units)
-    return works, steps
+    return works, steps, whole_ns
 
 
 class _Busy:
@@ -161,13 +164,15 @@ def _entry_ns(request: RequestSummary, busy: Mapping[str, _Busy]) -> int:
     return ready_ns - request.admitted_ns - busy[first.process].within(request.admitted_ns, ready_ns)
 
 
-def _pauses(processes: Sequence[Sequence[StepDone]], *, fed: bool) -> list[int]:
-    """Between two steps of a request. A stage that is `fed` piece by piece may have waited for input: then the shorter
-    pauses alone say what the machinery takes."""
-    found = sorted(
-        after.t_ns - before.end_ns
-        for steps in processes
-        for before, after in pairwise(steps)
-        if {row.uid for row in before.rows} & {row.uid for row in after.rows}
-    )
-    return found[: max(1, round(_QUIET * len(found)))] if fed else found
+def _pauses(processes: Sequence[Sequence[StepDone]], whole_ns: Mapping[int, int]) -> list[int]:
+    """Between two steps of one request: those that cannot have been a wait for its input, as it had all; where there
+    are none, the shorter ones of all."""
+    sure, found = [], []
+    for steps in processes:
+        for before, after in pairwise(steps):
+            both = {row.uid for row in before.rows} & {row.uid for row in after.rows}
+            if both:
+                found.append(after.t_ns - before.end_ns)
+            if any(whole_ns.get(uid, 0) <= before.end_ns for uid in both):
+                sure.append(found[-1])
+    return sure or sorted(found)[: max(1, round(_QUIET * len(found)))]

@@ -81,8 +81,8 @@ def test_another_load_or_deployment_than_the_recorded_one_is_predicted(recorded,
     assert len(predicted.total_ns) == REQUESTS
     assert rate(predicted) == pytest.approx(rate(real), rel=0.05)
     for samples, of in ((predicted.total_ns, real.total_ns), (predicted.first_ns["audio"], real.first_ns["audio"])):
-        assert mean(samples) == pytest.approx(mean(of), rel=0.10)
-        assert percentile(samples, 0.99) == pytest.approx(percentile(of, 0.99), rel=0.15)
+        assert mean(samples) == pytest.approx(mean(of), rel=0.05)
+        assert percentile(samples, 0.99) == pytest.approx(percentile(of, 0.99), rel=0.10)
 
 
 def test_arrivals_at_a_rate_wait_for_nobody(recorded):
