@@ -6,8 +6,10 @@ import pytest
 
 from omni_cli.runtime.events import StageSubmitted
 from stages.models.synthetic.options import Fail, StageDelays, SyntheticOptions
+from tests.integration.cli import batch, check_trace, leaves_nothing
 from tests.integration.recorded import Recording, Session, plan_of, record
 from tests.integration.test_incremental_processes import INCREMENTAL, SLOW, ask, sound
+from tests.unit.omni_cli.artifacts.test_artifacts_atomic import file_size_limit
 
 ROOM = (
     "deploy.stages.code2wav.inputs.talker.ring_bytes=8192",
@@ -77,3 +79,22 @@ def test_what_runs_out_fails_one_request_with_the_remedy_and_the_next_is_answere
         assert sound(recording, name) == sound(recording, f"after {name}")
     assert recording.outputs[f"after {name}"]["audio"].units == 8
     recording.check_ended_well()
+
+
+def test_an_output_that_finds_no_room_on_the_disk_fails_its_request_alone(tmp_path):
+    """The kernel refuses any file of more than 600 kB, as a full disk would; all but one sound is smaller."""
+    small_rings = (
+        "deploy.stages.thinker.inputs.request.ring_bytes=65536",
+        "deploy.stages.talker.inputs.thinker.ring_bytes=65536",
+        "deploy.stages.code2wav.inputs.talker.ring_bytes=65536",
+        "deploy.stages.code2wav.output.ring_bytes=524288",
+    )
+    lines = [{"id": str(frames), "prompt": "one two three", "synthetic": {"frames": frames}} for frames in (400, 4)]
+    with file_size_limit(600_000), leaves_nothing():
+        ended = batch(tmp_path, lines, "recipe=synthetic", *small_rings, "--out", "run")
+    assert ended.code == 1
+    failed = ended.results["400"]
+    assert (failed["status"], failed["error"]["kind"]) == ("failed", "ArtifactError")
+    assert "audio.wav: cannot be written: File too large: the file size limit (ulimit -f)" in failed["error"]["message"]
+    assert ended.results["4"]["status"] == "finished"
+    check_trace(ended.run)
