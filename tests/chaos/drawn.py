@@ -10,6 +10,7 @@ from stages.events import LeaseReleased, MessagePut, Scheduled
 FIRST, PUT, LAST, GET, CONSUMED = PHASES = (
     "before the first message", "during put", "after the last put", "during get", "after consume",
 )  # fmt: skip
+MEDIA_BYTES = 6_000
 CANCEL, LEAVE, SLOW, STOP, RAISE, KILL = ACTIONS = ("cancel", "leave", "slow", "stop", "raise", "kill")
 
 
@@ -26,13 +27,14 @@ class Act:
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """One request. `slow_s` is what its caller takes for each piece."""
+    """One request, with a picture of `media_bytes`. `slow_s` is what its caller takes for each piece."""
 
     seed: int
     words: int
     outputs: tuple[str, ...]
     frames: int
     payload_bytes: int
+    media_bytes: int
     slow_s: float = 0.0
 
 
@@ -69,6 +71,7 @@ def draw(seed: int, number: int, place: Place, *, deadly: bool) -> Round:
             outputs=place.outputs if index in concerned else tuple(random.sample(place.outputs, 1)),
             frames=random.choice((1, 7, 40) if index in concerned else (0, 7, 40)),
             payload_bytes=random.choice((0, 0, 9_000, 60_000)),
+            media_bytes=random.choice((0, 0, MEDIA_BYTES // 2, MEDIA_BYTES)),
             slow_s=0.002 if index in slow else 0.0,
         )
         for index in range(count)

@@ -35,9 +35,10 @@ from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import RequestError
 from omni_cli.trace.frame import run_started
+from stages.config import StageSpec
 from stages.connectors.ring import SHM_DIR, live_slots
 from stages.events import StageIdle
-from tests.chaos.drawn import CANCEL, KILL, LEAVE, RAISE, SLOW, STOP, Act, Round, draw, moments
+from tests.chaos.drawn import CANCEL, KILL, LEAVE, MEDIA_BYTES, RAISE, SLOW, STOP, Act, Round, draw, moments
 from tests.chaos.ground import Ground, place_of
 from tests.integration.recorded import Recording
 
@@ -85,7 +86,7 @@ class Launch:
         before = _left(self._run_id), _descriptors(), _children()
         hear = Fanout(self._recording.hear, self._hear, self._listener_that_fails)
         hear(CONTROL, run_started(self.plan, self._run_id, datetime.now(UTC)))
-        specs = stage_specs(self.plan, self._run_id)
+        specs = self._specs()
         running = LocalLauncher(self.plan, specs, listener=hear, on_progress=lambda line: None).start()
         try:
             asyncio.run(self._rounds(running, hear, numbers))
@@ -201,9 +202,11 @@ class Launch:
         found = {name: live_slots(name) for name in _left(self._run_id) - dead}
         return {name: slots for name, slots in found.items() if slots}
 
+    def _specs(self) -> tuple[StageSpec, ...]:
+        return stage_specs(self.plan, self._run_id, media_bytes=0 if self._ground.torch else 2 * MEDIA_BYTES)
+
     def _rings_of(self, stage: str) -> list:
-        specs = stage_specs(self.plan, self._run_id)
-        return [ring for spec in specs if spec.stage == stage for edge in spec.consumers for ring in edge.rings]
+        return [ring for spec in self._specs() if spec.stage == stage for edge in spec.consumers for ring in edge.rings]
 
     def _held(self) -> tuple[int, dict[str, int]]:
         """Descriptors of this process and of each stage."""

@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass
+from zlib import crc32
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.outputs import OmniOutput
@@ -9,6 +10,7 @@ from omni_cli.runtime.request import OmniRequest
 from stages.messages import ChatMessage, Part, Sampling
 from stages.models.synthetic.expected import expected_audio, expected_mix
 from stages.models.synthetic.options import DagFail, DagOptions, Fail, SyntheticOptions
+from stages.payload import Payload, Tensor
 from tests.chaos.drawn import Ask, Place
 from tests.integration.recorded import plan_of
 
@@ -37,6 +39,8 @@ class Ground:
             return OmniRequest(
                 request_id=name, seed=0, conversation=(user,), outputs=ask.outputs, sampling=limits, timeout_s=60
             )
+        picture = Part(kind="image", media="picture")
+        user = ChatMessage(role="user", parts=(*user.parts, picture)) if ask.media_bytes else user
         kind, options = (DagFail, DagOptions) if "dag" in self.recipe else (Fail, SyntheticOptions)
         stage, at = raises or (None, 0)
         return OmniRequest(
@@ -44,6 +48,7 @@ class Ground:
             seed=ask.seed,
             conversation=(user,),
             outputs=ask.outputs,
+            media=_picture(ask),
             timeout_s=60,
             options=options(
                 frames=ask.frames,
@@ -64,10 +69,10 @@ class Ground:
                 reference = undisturbed[self.size(ask)][modality]
                 same = reference.text == output.text and _near(_sound(reference), _sound(output))
             elif modality == "text":
-                same = output.text == _text(ask)
+                same = output.text == _answer(ask)
             else:
                 expected = expected_audio if modality == "audio" else expected_mix
-                same = _sound(output) == expected(_text(ask), ask.seed, ask.frames)
+                same = _sound(output) == expected(_answer(ask), ask.seed, ask.frames)
             if not same:
                 return f"{modality} differs from the undisturbed one"
         return ""
@@ -75,6 +80,19 @@ class Ground:
 
 def _text(ask: Ask) -> str:
     return " ".join(WORDS[: ask.words])
+
+
+def _picture(ask: Ask) -> Payload:
+    if not ask.media_bytes:
+        return Payload()
+    data = memoryview(bytes((ask.seed % 256,)) * ask.media_bytes)
+    return Payload(tensors=(Tensor(name="picture", dtype="uint8", shape=(ask.media_bytes,), data=data),))
+
+
+def _answer(ask: Ask) -> str:
+    """What was said, and the checksum of what was shown."""
+    shown = "".join(f"[image:{crc32(tensor.data):08x}]" for tensor in _picture(ask).tensors)
+    return _text(ask) + shown
 
 
 def _greedy(tokens: int) -> Sampling:
@@ -94,7 +112,7 @@ def _near(a: "array[float]", b: "array[float]") -> bool:
     return len(a) == len(b) and all(abs(x - y) <= _TOLERANCE for x, y in zip(a, b, strict=True))
 
 
-def _edges(recipe: str, mode: str, *edges: str) -> tuple[str, ...]:
+def _edges(mode: str, *edges: str) -> tuple[str, ...]:
     words = []
     for edge in edges:
         producer, _, consumer = edge.partition(">")
@@ -111,10 +129,12 @@ _SCARCE = tuple(
     for setting in ("max_batch=4", "step_tokens=6", "kv_blocks=20", "kv_block_tokens=4")
 )
 
+_MEDIA = ("deploy.stages.thinker.inputs.request.slots=2",)
+
 LIGHT = (
-    Ground("streamed", "synthetic", (*_edges("synthetic", "incremental", *_CHAIN), *_SCARCE)),
-    Ground("dag", "synthetic_dag", _edges("synthetic_dag", "incremental", *_DAG)),
-    Ground("whole", "synthetic", _edges("synthetic", "complete", *_CHAIN)),
+    Ground("streamed", "synthetic", (*_edges("incremental", *_CHAIN), *_SCARCE, *_MEDIA)),
+    Ground("dag", "synthetic_dag", (*_edges("incremental", *_DAG), *_MEDIA)),
+    Ground("whole", "synthetic", (*_edges("complete", *_CHAIN), *_MEDIA)),
 )
 MODEL = Ground("qwen3_omni", "qwen3_omni", ("deploy.stages.talker.inputs.thinker.slots=2",), torch=True)
 
