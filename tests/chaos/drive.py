@@ -132,12 +132,12 @@ class Launch:
         self._ended.clear()
         self._open = [act for act in drawn.acts if act.what in (CANCEL, LEAVE, STOP, KILL)]
         self._leaving = {n: asyncio.Event() for n in range(len(drawn.asks))}
-        results = await asyncio.wait_for(
-            asyncio.gather(*(self._one(drawn, n) for n in range(len(drawn.asks)))), QUIET_S
-        )
+        tasks = [asyncio.ensure_future(self._one(drawn, number)) for number in range(len(drawn.asks))]
+        _, hanging = await asyncio.wait(tasks, timeout=QUIET_S)
+        _hold("requests that never end", [n for n, task in enumerate(tasks) if task in hanging], [])
         self._open = []
         await self._rest()
-        for number, (how, detail) in enumerate(results):
+        for number, (how, detail) in enumerate(task.result() for task in tasks):
             self._tally.ends[how] += 1
             self._judge(drawn, number, how, detail)
         _hold("how often each request has ended", set(self._ended.values()), {1})
