@@ -178,8 +178,10 @@ StageEvent = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """All that a process has to tell since its last report, at most one per turn of its loop. `seq` counts from 0."""
+    """All that a process has to tell since its last report, at most one per turn of its loop. `seq` counts from 0 in
+    each of its lives; `generation` is which of them it is."""
 
     process: str
     seq: int
     events: tuple[StageEvent, ...]
+    generation: int = 0

@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+_GENERATION_BITS = 32  # a process puts fewer messages than that in one life
+
+
+def first_number(generation: int) -> int:
+    """Where a process of that generation begins to count its leases: no other one of its name can have been there."""
+    return generation << _GENERATION_BITS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
@@ -14,3 +21,8 @@ class Lease:
     owner: str
     number: int
     slot: int
+
+    @property
+    def generation(self) -> int:
+        """Which life of the owner wrote the slot."""
+        return self.number >> _GENERATION_BITS

@@ -7,6 +7,7 @@ Parent to worker: a `Turn` of commands. Worker to parent: a `StepReport` of even
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from stages.config import RingSpec
 from stages.errors import ErrorInfo
 from stages.lease import Lease
 from stages.payload import PayloadRef
@@ -163,11 +164,27 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Attach:
+    """A replica of `producer` has been started again; from now on it writes `ring`."""
+
+    producer: str
+    ring: RingSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detach:
+    """Nothing in this ring of a dead replica of `producer` is to be read any more."""
+
+    producer: str
+    segment: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
     """Leave the loop and exit with 0. Requests in flight have ended or been cancelled before."""
 
 
-Command = Submit | Deliver | Reclaim | Cancel | Stop
+Command = Submit | Deliver | Reclaim | Cancel | Attach | Detach | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,12 @@ class StageDeployConfig(ConfigModel):
     memory_fraction: Annotated[float, Strict(), Field(gt=0, le=1)] | None = None
     """Share of each device's memory that a replica may take."""
     startup_timeout_s: Seconds = 300.0
-    """A replica that is not ready by then ends the start."""
+    """A replica that is not ready by then ends the start; one that was started again is killed."""
+    restarts: Annotated[int, Strict(), Field(ge=0, le=1000)] = 3
+    """How often a replica that has died is started again within `restart_window_s`; 0 is never. The first time at once,
+    then after 1 s, 2 s and so on up to 30 s."""
+    restart_window_s: Seconds = 600.0
+    """Restarts longer ago than this do not count."""
     threads: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
     """CPU threads of each replica's process."""
     step_tokens: Annotated[int, Strict(), Field(ge=1, le=1 << 20)] | None = None

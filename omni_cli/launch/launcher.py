@@ -4,20 +4,17 @@ It owns nothing after that: what it has started belongs to the `RunningStages` t
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Sequence
 
-from omni_cli.launch.environment import stage_environment
 from omni_cli.launch.mps import MpsDaemon
-from omni_cli.launch.process import StageProcess
 from omni_cli.launch.rings import Rings, remove_stale
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import deferred
 from omni_cli.launch.startup import Startup
 from omni_cli.plan.devices import device_uuid
 from omni_cli.plan.model import ExecutionPlan
-from omni_cli.runtime.events import CONTROL, Listener, ProcessStarted
+from omni_cli.runtime.events import Listener
 from stages.config import StageSpec
 from stages.worker.bootstrap import RunStage
 
@@ -58,7 +55,11 @@ class LocalLauncher:
             log.info("removed %s, left behind by a run that has died", segment)
         rings = Rings(self._specs)
         running = RunningStages(
-            rings, drain_timeout_s=self._plan.drain_timeout_s, listener=self._listener, clock=self._clock
+            rings,
+            drain_timeout_s=self._plan.drain_timeout_s,
+            listener=self._listener,
+            clock=self._clock,
+            run_stage=self._run_stage,
         )
         try:
             with deferred():
@@ -73,7 +74,7 @@ class LocalLauncher:
     def _bring_up(self, running: RunningStages) -> None:
         for spec in self._specs:
             with deferred():
-                self._spawn(spec, running)
+                running.spawn(spec)
         limits_s = {spec.process: self._plan.stage(spec.stage).startup_timeout_s for spec in self._specs}
         Startup(
             running.replicas, limits_s, listener=self._listener, clock=self._clock, on_progress=self._on_progress
@@ -84,16 +85,3 @@ class LocalLauncher:
         physical = [self._plan.physical_devices[position] for position in self._plan.mps_devices]
         if any(set(spec.devices) & set(physical) for spec in self._specs):
             running.mps = MpsDaemon({device: device_uuid(device) for device in physical})
-
-    def _spawn(self, spec: StageSpec, running: RunningStages) -> None:
-        environment, notes = stage_environment(spec, os.environ)
-        if running.mps is not None:
-            environment |= running.mps.client(spec.devices)
-        for note in notes:
-            log.info("%s: %s", spec.process, note)
-        t_ns = self._clock()  # before, or a stage could be ready earlier than it was started
-        process = StageProcess.spawn(spec, environment, self._run_stage)
-        running.add(process)
-        self._listener(
-            CONTROL, ProcessStarted(t_ns=t_ns, process=spec.process, generation=spec.generation, pid=process.pid)
-        )

@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from omni_cli.launch.environment import starting
-from stages.config import StageSpec
+from stages.config import RingSpec, StageSpec
 from stages.events import StepReport
 from stages.messages import Beat, LogLine, ProcessFailed, Turn
 from stages.wire import decode, encode
@@ -84,6 +84,14 @@ class StageProcess:
     @property
     def process(self) -> str:
         return self.spec.process
+
+    @property
+    def generation(self) -> int:
+        return self.spec.generation
+
+    @property
+    def written(self) -> Mapping[str, RingSpec]:
+        return {edge.consumer: ring for edge in self.spec.consumers for ring in edge.rings}
 
     @property
     def pid(self) -> int:

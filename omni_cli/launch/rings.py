@@ -1,4 +1,5 @@
-"""The rings of one run: created before any stage exists, removed after the last is gone. Holds the parent's own ends.
+"""The rings of one run: created before the stage that writes them, removed after the last is gone, or when a dead
+replica's are read to the end. Holds the parent's own ends.
 
 It must not look into a payload, nor decide when a slot is free.
 """
@@ -8,6 +9,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,7 +40,9 @@ class Rings:
 
     def __init__(self, specs: Sequence[StageSpec]) -> None:
         self._specs = tuple(specs)
-        self._files: list[RingFile] = []
+        self._files: dict[str, RingFile] = {}  # by segment
+        # By process, what each of its lives writes: consumer -> ring. Those that are read to the end are gone.
+        self._lives = {spec.process: {spec.generation: _written(spec)} for spec in specs}
         self._writers: dict[str, ConnectorWriter] = {}
         self._readers: dict[str, ConnectorReader] = {}
 
@@ -56,8 +60,8 @@ class Rings:
         What was created until then is there still, for `remove`.
         """
         try:
-            for spec in self._needed():
-                self._files.append(create_ring(spec))
+            for ring in self._needed():
+                self._files[ring.segment] = create_ring(ring)
         except RingError as error:
             raise LaunchError(f"{error}. All rings of this run: {self._total_bytes() / 2**20:.1f} MiB") from error
         for stage in self._specs:
@@ -67,26 +71,78 @@ class Rings:
             for edge in _to_parent(stage):
                 self._readers[stage.process] = open_reader(edge)
 
+    def renew(self, process: str, generation: int) -> None:
+        """Creates the rings that a replica writes in its next life. LaunchError if /dev/shm has no room for them."""
+        first = next(spec for spec in self._specs if spec.process == process)
+        rings = {
+            consumer: replace(ring, segment=f"{ring.segment}-g{generation}")
+            for consumer, ring in _written(first).items()
+        }
+        try:
+            for ring in rings.values():
+                self._files[ring.segment] = create_ring(ring)
+        except RingError as error:
+            for ring in rings.values():
+                self._forget(ring.segment)
+            raise LaunchError(str(error)) from error
+        self._lives[process][generation] = rings
+
+    def spec(self, process: str, generation: int) -> StageSpec:
+        """What a replica is told for its next life: its new rings, and all that it may be sent to read from."""
+        first = next(spec for spec in self._specs if spec.process == process)
+        own = self._lives[process][generation]
+        if process in self._readers and REQUEST in own:
+            self._readers[process].attach(own[REQUEST])
+        return replace(
+            first,
+            generation=generation,
+            inputs=tuple(self._attached(edge) for edge in first.inputs),
+            consumers=tuple(replace(e, rings=(own[e.consumer],)) if e.rings else e for e in first.consumers),
+        )
+
+    def _attached(self, edge: EdgeSpec) -> EdgeSpec:
+        """The edge with the rings of all lives of its producers."""
+        if edge.producer == REQUEST or not edge.rings:
+            return edge
+        lives = (life for process, life in self._lives.items() if process.rpartition(".")[0] == edge.producer)
+        return replace(edge, rings=tuple(rings[edge.consumer] for life in lives for rings in life.values()))
+
+    def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
+        """Removes what a dead replica has written: nobody will be sent to it any more. By consumer."""
+        rings = self._lives[process].pop(generation, {})  # none, if there was no room for them
+        for consumer, ring in rings.items():
+            if consumer == REQUEST:
+                self._readers[process].detach(ring.segment)
+            self._forget(ring.segment)
+        return rings
+
+    def _forget(self, segment: str) -> None:
+        file = self._files.pop(segment, None)
+        if file is not None:
+            with contextlib.suppress(FileNotFoundError):
+                unlink(segment)
+            file.close()
+
     def unlink(self) -> None:
         """Removes every name, whoever is still there. Takes no lock and does not wait."""
-        for file in self._files:
+        for segment in tuple(self._files):
             with contextlib.suppress(FileNotFoundError):
-                unlink(file.spec.segment)
+                unlink(segment)
 
     def remove(self) -> int:
         """Counts the slots that are still held, in the rings' own headers, and removes the rings. May be repeated."""
         held = 0
         try:
-            for file in self._files:
+            for segment in self._files:
                 with contextlib.suppress(FileNotFoundError):
-                    held += len(live_slots(file.spec.segment))
+                    held += len(live_slots(segment))
         finally:
             self.unlink()
             for writer in self._writers.values():
                 writer.close()
             for reader in self._readers.values():
                 reader.close()
-            for file in self._files:
+            for file in self._files.values():
                 file.close()
             self._files.clear()
         return held
@@ -98,6 +154,10 @@ class Rings:
 
     def _total_bytes(self) -> int:
         return sum(ring.data_bytes for ring in self._needed())
+
+
+def _written(stage: StageSpec) -> dict[str, RingSpec]:
+    return {edge.consumer: ring for edge in stage.consumers for ring in edge.rings}
 
 
 def _from_parent(stage: StageSpec) -> list[EdgeSpec]:

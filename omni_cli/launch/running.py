@@ -6,6 +6,7 @@ Whatever way a run ends, `stop` is the one place that ends it: no process and no
 import atexit
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,14 +14,18 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import cast
 
+from omni_cli.errors import LaunchError
+from omni_cli.launch.environment import stage_environment
 from omni_cli.launch.mps import MpsDaemon
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.rings import Rings
 from omni_cli.launch.signals import deferred
-from omni_cli.runtime.events import CONTROL, Listener, ProcessDead
+from omni_cli.runtime.events import CONTROL, Listener, ProcessDead, ProcessStarted
 from omni_cli.runtime.processes import MediaPort, OutputPort
 from omni_cli.runtime.stage_log import log_line
+from stages.config import RingSpec, StageSpec
 from stages.messages import LogLine, Stop, Turn
+from stages.worker.bootstrap import RunStage
 
 log = logging.getLogger("omni.launch")
 
@@ -38,9 +43,11 @@ class RunningStages:
         drain_timeout_s: float,
         listener: Listener,
         clock: Callable[[], int] = time.monotonic_ns,
+        run_stage: RunStage | None = None,
     ) -> None:
         self._rings = rings
-        self._processes: list[StageProcess] = []
+        self._run_stage = run_stage
+        self._processes: tuple[StageProcess, ...] = ()
         self.mps: MpsDaemon | None = None  # ends after the processes
         self._drain_timeout_s = drain_timeout_s
         self._listener = listener
@@ -49,13 +56,44 @@ class RunningStages:
         self._live_slots: int | None = None
         atexit.register(self.stop, 0)  # whoever forgets to stop, or is interrupted on the way there
 
-    def add(self, process: StageProcess) -> None:
-        """From here on the process is ended by `stop`, ready or not."""
-        self._processes.append(process)
+    def spawn(self, spec: StageSpec) -> StageProcess:
+        """Starts a replica and returns at once; from here on it is ended by `stop`, ready or not."""
+        environment, notes = stage_environment(spec, os.environ)
+        if self.mps is not None:
+            environment |= self.mps.client(spec.devices)
+        for note in notes:
+            log.info("%s: %s", spec.process, note)
+        t_ns = self._clock()  # before, or a stage could be ready earlier than it was started
+        process = StageProcess.spawn(spec, environment, self._run_stage)
+        self._processes = (*self._processes, process)
+        self._listener(
+            CONTROL, ProcessStarted(t_ns=t_ns, process=spec.process, generation=spec.generation, pid=process.pid)
+        )
+        return process
+
+    def renew(self, process: str, generation: int) -> None:
+        self._refuse_late()
+        self._rings.renew(process, generation)
+
+    def start_again(self, process: str, generation: int) -> StageProcess:
+        self._refuse_late()
+        with deferred():
+            for dead in (p for p in self._processes if p.process == process):
+                dead.close()
+            started = self.spawn(self._rings.spec(process, generation))
+            self._processes = tuple(p for p in self._processes if p.process != process or p is started)
+        return started
+
+    def _refuse_late(self) -> None:
+        if self._hurry or self._live_slots is not None:
+            raise LaunchError("the run is ending")
+
+    def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
+        return self._rings.retire(process, generation)
 
     @property
     def replicas(self) -> Sequence[StageProcess]:
-        return tuple(self._processes)
+        return self._processes
 
     @property
     def media_ports(self) -> Mapping[str, MediaPort]:

@@ -26,6 +26,7 @@ from stages.messages import REQUEST
 from stages.models.registry import FamilyContract
 
 _LEAST_SLOTS = 16
+_AS_CONFIGURED = {"max_queue", "startup_timeout_s", "restarts", "restart_window_s", "threads"}
 TEXT = "text"
 
 
@@ -220,10 +221,8 @@ def _assemble(
             execution_type=topology.execution_type,
             replicas=tuple(ReplicaPlan(index=i, devices=d) for i, d in enumerate(placements[name].replicas)),
             max_batch=batches[name],
-            max_queue=settings[name].max_queue,
             memory_fraction=placements[name].memory_fraction,
-            startup_timeout_s=settings[name].startup_timeout_s,
-            threads=settings[name].threads,
+            **settings[name].model_dump(include=_AS_CONFIGURED),
             tuning=tunings[name],
             weight_bytes=memory.weight_bytes,
             kv=kv_plan(memory, placements[name], tunings[name], batches[name], inventory),

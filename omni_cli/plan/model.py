@@ -80,6 +80,8 @@ class StagePlan(PlanModel):
     max_queue: int | None = None
     memory_fraction: float
     startup_timeout_s: float
+    restarts: int = 0
+    restart_window_s: float = 0.0
     threads: int
     tuning: StageTuning = StageTuning()
     weight_bytes: int = 0

@@ -22,9 +22,11 @@ from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
-from omni_cli.runtime.processes import Processes
+from omni_cli.runtime.processes import Processes, StageHandle
+from omni_cli.runtime.replicas import Replica
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd, RequestError
 from omni_cli.runtime.stage_client import Received, StageClient
+from omni_cli.runtime.supervisor import Supervisor
 from stages.errors import describe
 from stages.events import StepReport
 from stages.messages import ProcessFailed
@@ -55,13 +57,10 @@ class OmniEngine:
         self._uids: dict[str, int] = {}
         self._next_uid = itertools.count(1)
         self._received: deque[tuple[StageClient, Received]] = deque()
-        self._clients = {h.process: StageClient(h, self._on_receive) for h in processes.replicas}
-        self._handles = {h.process: h for h in processes.replicas}
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_ns: int | None = None  # what the timer is set to
         self._closing = False
         self._failure: Exception | None = None
-        self.dead: dict[str, str] = {}
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
@@ -71,6 +70,14 @@ class OmniEngine:
             on_chunk=lambda uid, chunk: self._streams[uid].put(chunk),
             on_end=lambda uid, end: self._streams[uid].put(end),
         )
+        self._supervisor = Supervisor(
+            processes,
+            clock=clock,
+            on_receive=self._on_receive,
+            started=self._on_started,
+            not_started=self._on_not_started,
+            failed=self._break,
+        )
 
     async def __aenter__(self) -> "OmniEngine":
         self._loop = asyncio.get_running_loop()
@@ -79,12 +86,11 @@ class OmniEngine:
         self._woken = False
         self._open = ExitStack()
         self._open.enter_context(settled_heap())
-        for client in self._clients.values():
-            client.start()
+        self._supervisor.start()
         if self._plan.heartbeat_s is not None:
             watch = HeartbeatWatch(self._plan.heartbeat_s)
             self._open.callback(watch.stop)
-            watch.start(self._handles.values)
+            watch.start(self._ready_handles)
         return self
 
     async def __aexit__(
@@ -105,11 +111,12 @@ class OmniEngine:
         except TimeoutError:
             for process in sorted(self._orchestrator.unanswered()):
                 log.warning("%s has not let go of its requests for %g s and is given up", process, limit_s)
-                self._handles[process].give_up()
+                self._supervisor.clients[process].handle.give_up()
         self._closing = True
+        await self._supervisor.close()
         if self._timer is not None:
             self._timer.cancel()
-        for client in self._clients.values():
+        for client in self._supervisor.clients.values():
             client.close()
         self._open.close()
         await asyncio.to_thread(self._join_writers)
@@ -117,9 +124,19 @@ class OmniEngine:
     def _join_writers(self) -> None:
         """What a stage was told last, it hears before it is told to stop: it takes back its slots."""
         due_ns = self._clock() + int(ANSWER_S * 1e9)
-        for process, client in self._clients.items():
+        for client in self._supervisor.clients.values():
             if not client.join_writer(max(0.0, (due_ns - self._clock()) / 1e9)):
-                self._handles[process].give_up()
+                client.handle.give_up()
+
+    @property
+    def replicas(self) -> tuple[Replica, ...]:
+        """Every replica, as it is now."""
+        return self._orchestrator.replicas.all()
+
+    @property
+    def dead(self) -> dict[str, str]:
+        """How the replicas died that are not started again."""
+        return {replica.process: replica.cause for replica in self.replicas if replica.hopeless}
 
     @property
     def failure(self) -> Exception | None:
@@ -193,6 +210,11 @@ class OmniEngine:
             self._break(error)
         return uid
 
+    def _ready_handles(self) -> list[StageHandle]:
+        """One that loads does not beat yet; `startup_timeout_s` is for that."""
+        serving = {replica.process for replica in self.replicas if replica.serving}
+        return [client.handle for client in self._supervisor.clients.values() if client.process in serving]
+
     def _on_receive(self, client: StageClient, message: Received) -> None:
         """In a reader thread: one wake-up of the loop for all that has come since the last one."""
         self._received.append((client, message))
@@ -227,7 +249,17 @@ class OmniEngine:
         elif isinstance(message, ProcessFailed):
             log.error("%s failed: %s\n%s", message.process, message.error.message, message.error.trace)
         elif not self._closing:
-            self._on_death(client.process)
+            cause = client.handle.death()
+            log.error("stage process %s is dead: %s", client.process, cause)
+            self._orchestrator.died(client.process, cause)
+
+    def _on_started(self, process: str, generation: int) -> None:
+        self._orchestrator.started(process, generation)
+        self._turn_soon()
+
+    def _on_not_started(self, process: str, generation: int, cause: str) -> None:
+        self._orchestrator.not_started(process, generation, cause)
+        self._turn_soon()
 
     def _break(self, error: Exception) -> None:
         """A fault of the runtime itself: no request is left hanging, and no new one is taken on."""
@@ -238,15 +270,10 @@ class OmniEngine:
             stream.put(end)
         self._idle.set()
 
-    def _on_death(self, process: str) -> None:
-        cause = self._handles[process].death()
-        self.dead[process] = cause
-        log.error("stage process %s is dead: %s", process, cause)
-        self._orchestrator.died(process, cause)
-
     def _flush(self) -> None:
         for process, turn in self._orchestrator.take_turns().items():
-            self._clients[process].send(turn)
+            self._supervisor.clients[process].send(turn)
+        self._supervisor.carry_out(self._orchestrator.take_orders())
         if self._orchestrator.idle:
             self._idle.set()
         else:
@@ -254,7 +281,8 @@ class OmniEngine:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        deadline_ns = self._orchestrator.next_deadline_ns()
+        due = (self._orchestrator.next_deadline_ns(), self._orchestrator.replicas.next_due_ns())
+        deadline_ns = min((at for at in due if at is not None), default=None)
         if deadline_ns == self._deadline_ns:
             return
         self._deadline_ns = deadline_ns

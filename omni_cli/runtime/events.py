@@ -56,6 +56,16 @@ class ProcessStarted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessNotStarted:
+    """A dead process was to be started again, and this life of it could not begin."""
+
+    t_ns: int
+    process: str
+    generation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessDead:
     """The process has ended. `expected` after a stop; otherwise `cause` says how it died (signal, exit code, error)."""
 
@@ -183,6 +193,7 @@ ControlEvent = (
     RunStarted
     | RunFinished
     | ProcessStarted
+    | ProcessNotStarted
     | ProcessDead
     | RequestAdmitted
     | StageSubmitted

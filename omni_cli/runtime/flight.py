@@ -1,10 +1,10 @@
 """What the orchestrator keeps of a request beside its state in the lifecycle tables, and asks of each stage."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omni_cli.runtime.request import OmniRequest
 from omni_cli.runtime.router import Route
-from stages.messages import Sampling, StageRequest
+from stages.messages import Sampling, StageRequest, StreamMessage
 
 
 @dataclass(slots=True)
@@ -13,6 +13,7 @@ class Flight:
 
     request: OmniRequest
     route: Route
+    parked: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage, until it has a live replica
 
     def stage_request(self, uid: int, stage: str) -> StageRequest:
         """What one of its stages is asked to do."""

@@ -37,12 +37,12 @@ class LeaseLedger:
     def live(self) -> tuple[Holding, ...]:
         return tuple(self._live.values())
 
+    def holds(self, owner: str, generation: int) -> bool:
+        """Whether anything lives in what that life of a process has written."""
+        return any(h.lease.owner == owner and h.lease.generation == generation for h in self._live.values())
+
     def read_by(self, process: str) -> tuple[Holding, ...]:
         return tuple(h for h in self._live.values() if h.reader == process)
-
-    def held_by_owner(self, process: str) -> tuple[Holding, ...]:
-        """Leases on `process`'s ring that nobody has been given yet."""
-        return tuple(h for h in self._live.values() if h.lease.owner == process and h.state is State.HELD)
 
     def apply(self, source: str, event: Event) -> None:
         """Takes one event in; events without a lease pass. IllegalTransition if the lease is not where it should be."""

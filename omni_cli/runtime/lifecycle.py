@@ -155,6 +155,7 @@ PROCESS: Table = {
     (Process.STARTED, "dead"): Process.DEAD,
     (Process.READY, "dead"): Process.DEAD,
     (Process.DEAD, "started"): Process.STARTED,
+    (Process.DEAD, "not started"): Process.DEAD,
 }
 
 TABLES: Mapping[str, Table] = {

@@ -5,13 +5,14 @@ pass as references, only final outputs and input media go through the two ports 
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime import events
+from omni_cli.runtime.books import Books
 from omni_cli.runtime.deadlines import Deadlines
+from omni_cli.runtime.dispatcher import Dispatcher
 from omni_cli.runtime.flight import Flight
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import (
@@ -23,23 +24,23 @@ from omni_cli.runtime.lifecycle import (
     Lifecycle,
     Output,
 )
-from omni_cli.runtime.media_gate import MediaGate, is_media
+from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.processes import OutputPort
+from omni_cli.runtime.replicas import Order, Replicas
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
 from omni_cli.runtime.router import Router
-from omni_cli.runtime.stage_pool import NoReplica, StagePool
-from stages.errors import ErrorInfo, PayloadTooLarge, describe
+from stages.errors import ErrorInfo
 from stages.events import (
     LeaseReleased,
     MessagePut,
     OutputProduced,
+    ProcessReady,
     StageCancelled,
     StageFailed,
     StageFinished,
     StepReport,
 )
-from stages.lease import Lease as SlotLease
-from stages.messages import Cancel, Command, Deliver, Reclaim, StreamMessage, Submit, Turn
+from stages.messages import Cancel, Reclaim, Turn
 from stages.payload import Payload, PayloadRef, view
 
 log = logging.getLogger("omni.runtime")
@@ -49,7 +50,8 @@ class Orchestrator:
     """One request after the other, from admission to its end.
 
     `clock` gives CLOCK_MONOTONIC in ns. `on_chunk(uid, chunk)` and `on_end(uid, end)` hear what the caller of the
-    request shall hear. After any call, `take_turns()` has the commands.
+    request shall hear. After any call, `take_turns()` has the commands, `take_orders()` what is to be done with
+    processes.
     """
 
     def __init__(
@@ -63,25 +65,17 @@ class Orchestrator:
         on_chunk: Callable[[int, OutputChunk], None],
         on_end: Callable[[int, RequestEnd], None],
     ) -> None:
-        self._plan = plan
         self._clock = clock
-        self._listener = listener
-        self._media = media
         self._output_ports = output_ports
         self._on_chunk = on_chunk
         self._on_end = on_end
         self._router = Router(plan)
-        self._pools = {
-            stage.name: StagePool(stage.name, tuple(f"{stage.name}.{r.index}" for r in stage.replicas), stage.limit)
-            for stage in plan.stages
-        }
-        self._lifecycle = Lifecycle()
-        self._ledger = LeaseLedger()
+        self._books = Books(plan, clock=clock, listener=listener, media=media)
+        self._lifecycle, self._ledger, self._replicas = self._books.lifecycle, self._books.ledger, self._books.replicas
+        self._emit, self._say, self._drop = self._books.enter, self._books.say, self._books.drop
         self._flights: dict[int, Flight] = {}
         self._deadlines = Deadlines()
-        self._dead: set[str] = set()
-        self._waiting_for_room: deque[int] = deque()
-        self._turns: dict[str, list[Command]] = {}
+        self._dispatcher = Dispatcher(self._books, self._flights, media, self._fail)
 
     # what the engine asks
 
@@ -92,6 +86,10 @@ class Orchestrator:
     @property
     def ledger(self) -> LeaseLedger:
         return self._ledger
+
+    @property
+    def replicas(self) -> Replicas:
+        return self._replicas
 
     @property
     def idle(self) -> bool:
@@ -107,17 +105,20 @@ class Orchestrator:
             if stage.state not in STAGE_ENDED
         }
         reading = {holding.reader for holding in self._ledger.live() if holding.reader}
-        return frozenset(working | reading) - self._dead
+        return frozenset(process for process in working | reading if self._replicas.lives(process))
 
     def next_deadline_ns(self) -> int | None:
+        """Of a request; `replicas` has a time of its own."""
         return self._deadlines.next_ns()
+
+    def take_orders(self) -> list[Order]:
+        """What is to be done with processes since the last call, now that it is this late."""
+        return self._replicas.take_orders()
 
     def take_turns(self) -> dict[str, Turn]:
         """Lets in who is waiting, then says what each worker has to be told since the last call, in order."""
-        self._enter_waiting()
-        turns, self._turns = self._turns, {}
-        now = self._clock()
-        return {process: Turn(commands=tuple(commands), sent_ns=now) for process, commands in turns.items()}
+        self._dispatcher.enter_waiting()
+        return self._books.take_turns()
 
     # what happens
 
@@ -141,11 +142,13 @@ class Orchestrator:
         )
         if request.timeout_s is not None:
             self._deadlines.set(uid, self._clock() + round(request.timeout_s * 1e9))
-        self._waiting_for_room.append(uid)
+        self._dispatcher.admit(uid)
 
     def report(self, report: StepReport) -> None:
-        """Takes in all that a worker has to tell."""
-        if report.process in self._dead:
+        """Takes in all that a worker has to tell. This is the one place where the word of a dead process ends."""
+        if not self._replicas.speaks(report.process, report.generation):
+            log.warning("%s: %d events of generation %d came too late and are ignored", report.process,
+                        len(report.events), report.generation)  # fmt: skip
             return
         for event in report.events:
             try:
@@ -158,23 +161,33 @@ class Orchestrator:
                 handler(self, report.process, event)
 
     def died(self, process: str, cause: str) -> None:
-        """A worker has died: its requests fail, its leases come back, the others go on."""
-        self._dead.add(process)
+        """A worker has died: its requests fail, what it was reading comes back, the others go on."""
         stage = process.rpartition(".")[0]
-        self._pools[stage].lose(process)
-        self._turns.pop(process, None)
+        self._books.forget_words(process)
         lost = [
             uid
             for uid, record in self._lifecycle.requests.items()
             if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
         ]
         self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=False, cause=cause))
-        for holding in (*self._ledger.held_by_owner(process), *self._ledger.read_by(process)):
+        for holding in self._ledger.read_by(process):
             self._drop(holding.uid, holding.lease)
+        self._replicas.died(process, cause)
         for uid in lost:
             error = ErrorInfo(kind="ProcessDied", message=f"{process}: {cause}", fault="server", stage=stage)
             self._fail(uid, error)
             self._close_if_over(uid)
+        self._dispatcher.unpark(stage)
+
+    def started(self, process: str, generation: int) -> None:
+        """The next life of a dead worker has begun; it says itself when it is ready."""
+        self._replicas.started(process, generation)
+
+    def not_started(self, process: str, generation: int, cause: str) -> None:
+        """The next life of a dead worker could not begin."""
+        self._emit(events.ProcessNotStarted(t_ns=self._clock(), process=process, generation=generation, cause=cause))
+        self._replicas.not_started(process, generation, cause)
+        self._dispatcher.unpark(process.rpartition(".")[0])
 
     def cancel(self, uid: int, reason: str) -> None:
         """The caller gives the request up. One that has ended already stays as it ended."""
@@ -188,8 +201,11 @@ class Orchestrator:
         """Fails every request whose time is up."""
         for uid in self._deadlines.take_due(self._clock()):
             stages = self._lifecycle.requests[uid].stages
-            where = ", ".join(f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED)
-            message = f"not done after timeout_s={self._flights[uid].request.timeout_s:g} ({where or 'in no stage'})"
+            flight = self._flights[uid]
+            places = [f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED]
+            places += [f"no {stage} is alive" for stage in flight.parked]
+            where = ", ".join(places) or "in no stage"
+            message = f"not done after timeout_s={flight.request.timeout_s:g} ({where})"
             stage = next((name for name, s in stages.items() if s.state not in STAGE_ENDED), "")
             self._fail(uid, ErrorInfo(kind="DeadlineExceeded", message=message, fault="server", stage=stage))
 
@@ -203,18 +219,14 @@ class Orchestrator:
             if message.lease is not None:
                 self._drop(event.uid, message.lease)
             return
-        if consumer is None:
-            try:
-                self._submit(event.uid, message.consumer)
-            except NoReplica as error:
-                if message.lease is not None:
-                    self._drop(event.uid, message.lease)
-                self._fail(event.uid, describe(error, message.consumer))
-                return
-        self._deliver(event.uid, message)
+        self._dispatcher.pass_on(event.uid, message)
+
+    def _process_ready(self, process: str, event: ProcessReady) -> None:
+        self._replicas.ready(process)
+        self._dispatcher.unpark(process.rpartition(".")[0])
 
     def _lease_released(self, process: str, event: LeaseReleased) -> None:
-        self._reclaim(event.lease)
+        self._books.reclaim(event.lease)
         self._close_if_over(event.uid)
 
     def _output_produced(self, process: str, event: OutputProduced) -> None:
@@ -223,7 +235,7 @@ class Orchestrator:
         payload = self._read_output(process, event.ref) if wanted and event.ref is not None else None
         if event.lease is not None:
             self._emit(events.LeaseRead(t_ns=self._clock(), uid=uid, lease=event.lease))
-            self._reclaim(event.lease)
+            self._books.reclaim(event.lease)
         if not wanted:
             return
         self._on_chunk(
@@ -259,60 +271,6 @@ class Orchestrator:
 
     # steps of a request
 
-    def _enter_waiting(self) -> None:
-        """Submits admitted requests in order, as far as their media find room in the input rings."""
-        while self._waiting_for_room:
-            uid = self._waiting_for_room[0]
-            flight = self._flights.get(uid)
-            if flight is not None and self._lifecycle.requests[uid].state not in REQUEST_ENDED:
-                try:
-                    if not self._enter(uid, flight):
-                        return
-                except (NoReplica, PayloadTooLarge) as error:
-                    self._fail(uid, describe(error, flight.route.entries[0]))
-            self._waiting_for_room.popleft()
-
-    def _enter(self, uid: int, flight: Flight) -> bool:
-        """False if the media of the request do not fit now; nothing has happened then."""
-        messages = self._media.put(uid, flight.route, flight.request.media)
-        if messages is None:
-            return False
-        for message in messages:
-            nbytes = message.ref.nbytes if message.ref else 0
-            self._emit(
-                events.MediaPut(
-                    t_ns=self._clock(), uid=uid, consumer=message.consumer, lease=message.lease, nbytes=nbytes
-                )
-            )
-        for stage in flight.route.entries:
-            self._submit(uid, stage)
-        for message in messages:
-            self._deliver(uid, message)
-        return True
-
-    def _submit(self, uid: int, stage: str) -> None:
-        request = self._flights[uid].stage_request(uid, stage)
-        process = self._pools[stage].pick(uid)
-        self._emit(
-            events.StageSubmitted(t_ns=self._clock(), uid=uid, stage=stage, process=process, waits_for=request.inputs)
-        )
-        self._say(process, Submit(request=request))
-
-    def _deliver(self, uid: int, message: StreamMessage) -> None:
-        reader = self._lifecycle.requests[uid].stages[message.consumer].process
-        if message.lease is not None:
-            self._emit(
-                events.LeaseGranted(
-                    t_ns=self._clock(),
-                    uid=uid,
-                    lease=message.lease,
-                    producer=message.producer,
-                    reader=reader,
-                    seq=message.seq,
-                )
-            )
-        self._say(reader, Deliver(message=message))
-
     def _finish_output(self, uid: int, modality: str, outcome: str) -> None:
         record = self._lifecycle.requests[uid]
         output = record.outputs[modality]
@@ -347,6 +305,7 @@ class Orchestrator:
 
     def _wind_down(self, uid: int) -> None:
         self._deadlines.clear(uid)
+        self._flights[uid].parked.clear()
         for holding in self._ledger.live():
             if holding.uid == uid and holding.state is Lease.HELD:
                 self._drop(uid, holding.lease)
@@ -359,7 +318,7 @@ class Orchestrator:
     def _leave_stage(self, uid: int, process: str, close: bool = True) -> None:
         stage = process.rpartition(".")[0]
         if self._lifecycle.requests[uid].stages[stage].state in STAGE_ENDED:
-            self._pools[stage].release(uid)
+            self._replicas.release(stage, uid)
             if close:
                 self._close_if_over(uid)
 
@@ -370,24 +329,9 @@ class Orchestrator:
             self._lifecycle.forget(uid)
             del self._flights[uid]
             for stage in record.stages:
-                self._pools[stage].release(uid)
+                self._replicas.release(stage, uid)
 
     # leases and words
-
-    def _drop(self, uid: int, lease: SlotLease) -> None:
-        self._emit(events.LeaseDropped(t_ns=self._clock(), uid=uid, lease=lease))
-        self._reclaim(lease)
-
-    def _reclaim(self, lease: SlotLease) -> None:
-        """The slot goes back to its owner, if that is still alive."""
-        if is_media(lease):
-            self._media.reclaim(lease)
-        else:
-            self._say(lease.owner, Reclaim(leases=(lease,)))
-
-    def _say(self, process: str, command: Command) -> None:
-        if process not in self._dead:
-            self._turns.setdefault(process, []).append(command)
 
     def _on_illegal(self, error: IllegalTransition, process: str, event: events.Event) -> None:
         """A stage broke the protocol: its request fails, the run goes on. A slot that came with it goes back unread."""
@@ -399,14 +343,9 @@ class Orchestrator:
             stage = process.rpartition(".")[0]
             self._fail(error.uid, ErrorInfo(kind="ProtocolError", message=str(error), fault="server", stage=stage))
 
-    def _emit(self, event: events.Event, source: str = events.CONTROL) -> None:
-        """Told first, so that the trace holds what the tables then refuse."""
-        self._listener(source, event)
-        self._lifecycle.apply(source, event)
-        self._ledger.apply(source, event)
-
 
 _HANDLERS: Mapping[type, Callable[..., None]] = {
+    ProcessReady: Orchestrator._process_ready,
     MessagePut: Orchestrator._message_put,
     LeaseReleased: Orchestrator._lease_released,
     OutputProduced: Orchestrator._output_produced,

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from stages.config import RingSpec
 from stages.events import StepReport
 from stages.lease import Lease
 from stages.messages import Beat, LogLine, ProcessFailed, Turn
@@ -18,6 +19,16 @@ class StageHandle(Protocol):
     @property
     def process(self) -> str:
         """The replica's name, `talker.0`."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Which life of the replica it is, from 0."""
+        ...
+
+    @property
+    def written(self) -> Mapping[str, RingSpec]:
+        """By consumer, the rings that it writes; `request` is the way out of final media."""
         ...
 
     def send(self, turn: Turn) -> None:
@@ -70,10 +81,26 @@ class OutputPort(Protocol):
 
 
 class Processes(Protocol):
-    """All replicas of a plan, started and ready."""
+    """All replicas of a plan, started and ready; and the means to start one again that has died.
+
+    A next life is made in two steps: `renew` may take a while, in any thread; `start_again` is a matter of
+    milliseconds, in the thread that started the run.
+    """
 
     @property
     def replicas(self) -> Sequence[StageHandle]: ...
+
+    def renew(self, process: str, generation: int) -> None:
+        """Reserves the memory that the next life writes. Raises LaunchError if there is none, or the run is ending."""
+        ...
+
+    def start_again(self, process: str, generation: int) -> StageHandle:
+        """Spawns the next life; it says itself when it is ready. Raises LaunchError or OSError."""
+        ...
+
+    def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
+        """Gives back what a dead life has written, once nobody can still read it; by consumer."""
+        ...
 
     @property
     def media_ports(self) -> Mapping[str, MediaPort]:

@@ -2,7 +2,7 @@
 
 
 class NoReplica(Exception):
-    """Every replica of the stage is dead."""
+    """Every replica of the stage is dead, for good."""
 
 
 class QueueFull(NoReplica):
@@ -18,7 +18,12 @@ class StagePool:
     def __init__(self, stage: str, processes: tuple[str, ...], limit: int | None = None) -> None:
         self.stage = stage
         self._limit = limit
+        self._order = processes
         self._held: dict[str, set[int]] = {process: set() for process in processes}
+
+    @property
+    def alive(self) -> bool:
+        return bool(self._held)
 
     def pick(self, uid: int) -> str:
         """The replica for this request: always the same one until `release`. NoReplica if none is alive, or
@@ -43,5 +48,9 @@ class StagePool:
             held.discard(uid)
 
     def lose(self, process: str) -> None:
-        """The replica is dead; it is not chosen again."""
+        """The replica is dead; it is not chosen until it joins again."""
         self._held.pop(process, None)
+
+    def join(self, process: str) -> None:
+        """The replica has been started again and is ready."""
+        self._held = {p: self._held.get(p, set()) for p in self._order if p in self._held or p == process}

@@ -79,7 +79,7 @@ class Metrics:
         self._at: dict[tuple[int, str], tuple[str, Gauge]] = {}  # (uid, stage): the process and the gauge that count it
         self._define()
         self._handlers: dict[type[Event], Handler] = {
-            ProcessStarted: lambda source, event: self.up.labels(event.process).set(0),
+            ProcessStarted: self._started,
             ProcessReady: lambda source, event: self.up.labels(source).set(1),
             ProcessDead: self._died,
             RequestAdmitted: self._admitted,
@@ -113,8 +113,10 @@ class Metrics:
         registry = self._registry
         process, edge = ["process"], ["producer", "consumer"]
         self.up = Gauge("omni_process_up", "1 while the stage process is ready", process, registry=registry)
-        self.queued = Gauge("omni_stage_queued", "Requests not yet part of a step", ["stage"], registry=registry)
-        self.running = Gauge("omni_stage_running", "Requests being worked on", ["stage"], registry=registry)
+        self.restarts = Counter("omni_process_restarts", "Starts after the first", process, registry=registry)
+        stage = ["stage", "process"]
+        self.queued = Gauge("omni_stage_queued", "Requests not yet part of a step", stage, registry=registry)
+        self.running = Gauge("omni_stage_running", "Requests being worked on", stage, registry=registry)
         self.busy = Counter("omni_stage_busy_seconds", "Time in steps", process, registry=registry)
         self.steps = Counter("omni_stage_steps", "Steps", process, registry=registry)
         self.units = Counter("omni_stage_units", "Tokens, frames or steps of denoising", process, registry=registry)
@@ -141,6 +143,10 @@ class Metrics:
     def _admitted(self, source: str, event: RequestAdmitted) -> None:
         self._requests[event.uid] = RequestSummary.admitted(event)
 
+    def _started(self, source: str, event: ProcessStarted) -> None:
+        self.up.labels(event.process).set(0)
+        self.restarts.labels(event.process).inc(event.generation > 0)
+
     def _died(self, source: str, event: ProcessDead) -> None:
         self.up.labels(event.process).set(0)
         for uid in [uid for (uid, _), (process, _) in self._at.items() if process == event.process]:
@@ -148,12 +154,12 @@ class Metrics:
 
     def _move(self, uid: int, process: str, to: Gauge | None) -> None:
         stage = stage_of(process)
-        _, left = self._at.pop((uid, stage), (process, None))
+        before, left = self._at.pop((uid, stage), (process, None))
         if left is not None:
-            left.labels(stage).dec()
+            left.labels(stage, before).dec()
         if to is not None:
             self._at[uid, stage] = process, to
-            to.labels(stage).inc()
+            to.labels(stage, process).inc()
         else:
             self._let_go(uid)
 

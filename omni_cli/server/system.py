@@ -77,22 +77,27 @@ async def live(service: TheService) -> JSONResponse:
 @router.head("/health", include_in_schema=False)
 @router.head("/health/ready", include_in_schema=False)
 async def ready(service: TheService) -> JSONResponse:
-    """200 while requests are taken and every process lives, else 503 with the reason; a body per stage either way."""
-    dead, failure = service.engine.dead, service.engine.failure
-    stages = {
-        stage.name: {
-            f"{stage.name}.{replica.index}": dead.get(f"{stage.name}.{replica.index}", "ready")
-            for replica in stage.replicas
+    """200 while requests are taken and a replica of every stage is ready, else 503; a body per replica either way, and
+    the reason where one is not."""
+    failure, replicas = service.engine.failure, service.engine.replicas
+    stages: dict[str, dict[str, Any]] = {}
+    for replica in replicas:
+        stages.setdefault(replica.stage.name, {})[replica.process] = {
+            "state": replica.word,
+            "generation": replica.generation,
+            "restarts": replica.restarts,
+            "cause": replica.cause or None,
         }
-        for stage in service.plan.stages
-    }
+    lacking = [replica for replica in replicas if not replica.serving]
+    served = {replica.stage.name for replica in replicas if replica.serving}
     status, reason = "ready", None
     if failure is not None:
         status, reason = "broken", f"the orchestrator failed ({type(failure).__name__}); the server's log has why"
     elif service.admission.draining:
         status, reason = "draining", "the server is shutting down"
-    elif dead:
-        status, reason = "unhealthy", "; ".join(f"{process} is dead: {cause}" for process, cause in dead.items())
+    elif lacking:
+        status = "unhealthy" if stages.keys() - served else "degraded"
+        reason = "; ".join(f"{replica.process} is {replica.word}: {replica.cause}" for replica in lacking)
     body: dict[str, Any] = {
         "status": status,
         "reason": reason,
@@ -100,7 +105,7 @@ async def ready(service: TheService) -> JSONResponse:
         "running": service.admission.running,
         "waiting": service.admission.waiting,
     }
-    return JSONResponse(body, status_code=200 if status == "ready" else 503)
+    return JSONResponse(body, status_code=200 if status in ("ready", "degraded") else 503)
 
 
 @router.get("/version")

@@ -19,7 +19,7 @@ from omni_cli.runtime.events import ControlEvent, Event, RunStarted
 from stages.events import StageEvent
 from stages.payload import PayloadRef
 
-SCHEMA = 5  # in `run_started`; counts up with every change of a class that is written
+SCHEMA = 6  # in `run_started`; counts up with every change of a class that is written
 
 EVENT_CLASSES: tuple[type[Event], ...] = get_args(ControlEvent) + get_args(StageEvent)
 KINDS: dict[type[Event], str] = {c: re.sub(r"(?<!^)(?=[A-Z])", "_", c.__name__).lower() for c in EVENT_CLASSES}

@@ -3,10 +3,17 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from omni_cli.runtime.events import CONTROL, ProcessDead, ProcessStarted, RequestAdmitted, StageSubmitted
+from omni_cli.runtime.events import (
+    CONTROL,
+    ProcessDead,
+    ProcessNotStarted,
+    ProcessStarted,
+    RequestAdmitted,
+    StageSubmitted,
+)
 from omni_cli.runtime.lifecycle import PROCESS, IllegalTransition, Process, advance
 from omni_cli.trace.codec import KINDS, TraceEvent
-from stages.events import ProcessReady, StepDone
+from stages.events import MessagePut, ProcessReady, StepDone
 
 
 @dataclass(slots=True)
@@ -28,6 +35,8 @@ class ProcessAudit:
         event = line.event
         if isinstance(event, ProcessStarted):
             yield from self._started(event)
+        elif isinstance(event, ProcessNotStarted):
+            yield from self._move(event.process, "not started")
         elif isinstance(event, ProcessReady):
             yield from self._ready(line.source, event)
         elif isinstance(event, ProcessDead):
@@ -38,6 +47,9 @@ class ProcessAudit:
                 yield f"{KINDS[type(event)]} from {line.source}, which is {life.state}"
             if isinstance(event, StepDone):
                 yield from self._step(line.source, life, event)
+            lease = event.message.lease if isinstance(event, MessagePut) else getattr(event, "lease", None)
+            if lease is not None and lease.owner == line.source and lease.generation != life.generation:
+                yield f"{line.source} puts as generation {lease.generation}, but it is generation {life.generation}"
         elif isinstance(event, StageSubmitted):
             state = self._lives.get(event.process, _Life()).state
             if state is not Process.READY or event.process.rpartition(".")[0] != event.stage:

@@ -7,14 +7,17 @@ Starts no process and touches no payload.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import (
     CONTROL,
+    ControlEvent,
     Event,
     MediaPut,
     OutputFinished,
     ProcessDead,
+    ProcessNotStarted,
     ProcessStarted,
     RequestAdmitted,
     RequestCancelled,
@@ -38,6 +41,7 @@ from stages.payload import Payload, PayloadRef, Tensor
 
 TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
 _NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
+_DECISIONS = get_args(ControlEvent)
 _TURNS = 512  # inputs, after which what would have been sent is thrown away
 _MEDIA = Payload(tensors=(Tensor(name="media", dtype="uint8", shape=(0,), data=memoryview(b"")),))
 
@@ -76,6 +80,7 @@ class Replay:
         self.uids: dict[str, int] = {}  # the latest request of each name
         self.entering: set[int] = set()  # admitted, in no stage yet
         self.dead: set[str] = set()
+        self.generations: dict[str, int] = {}  # of the latest life of each process that was started again
         self.heard = LastHeard()  # told of a story only
         self.orchestrator = Orchestrator(
             plan,
@@ -152,10 +157,15 @@ class Replay:
         if not self.inputs % _TURNS and not self.entering:
             self.orchestrator.take_turns()
         at = self.script.line
-        if head.source != CONTROL:
+        if head.source != CONTROL and isinstance(head.event, _DECISIONS):
+            self._settle()  # no process can say that
+        elif head.source != CONTROL:
             self._settle()
             self._cause = (at, head)
-            self.orchestrator.report(StepReport(process=head.source, seq=0, events=(head.event,)))  # type: ignore[arg-type]
+            generation = self.generations.get(head.source, 0)
+            self.orchestrator.report(
+                StepReport(process=head.source, seq=0, events=(head.event,), generation=generation)  # type: ignore[arg-type]
+            )
         else:
             self._take_control(head)
         if self.script.line == at:
@@ -166,7 +176,7 @@ class Replay:
         event, at = head.event, self.script.line
         self.script.pop()
         if head.source != CONTROL:
-            self._diverge(event, None, f"{head.source} is dead and is not heard any more")
+            self._diverge(event, None, f"{head.source} is not heard: it is dead, or cannot say that")
         elif isinstance(event, RunStarted):
             self.started = event
         elif isinstance(event, RunFinished):
@@ -182,7 +192,7 @@ class Replay:
     def _take_control(self, head: TraceEvent) -> None:
         """Whether it is an input, or the first decision on one that the trace does not name."""
         event = head.event
-        if isinstance(event, _NOT_OURS):
+        if isinstance(event, _NOT_OURS) and not (isinstance(event, ProcessStarted) and event.generation):
             return
         if any(same(event, other) for other in self._decided):
             return
@@ -198,18 +208,27 @@ class Replay:
             case ProcessDead(expected=False):
                 self.dead.add(event.process)
                 return lambda: orchestrator.died(event.process, event.cause)
+            case ProcessStarted():
+                self.dead.discard(event.process)
+                self.generations[event.process] = event.generation
+                return lambda: orchestrator.started(event.process, event.generation)
+            case ProcessNotStarted():
+                return lambda: orchestrator.not_started(event.process, event.generation, event.cause)
             case RequestAdmitted():
                 return lambda: self._admit(event)
             case OutputFinished(outcome="cancelled") | RequestCancelled():
                 end = self.script.ahead(RequestCancelled, event.uid)
                 return lambda: orchestrator.cancel(event.uid, end.reason if end else "")
-            case OutputFinished(outcome="failed") | RequestFailed() if event.uid not in self.entering:
-                failed = self.script.ahead(RequestFailed, event.uid)
-                due = failed is None or failed.error.kind == "DeadlineExceeded"
-                return (lambda: self._expire(event.t_ns)) if due else None
+            case OutputFinished(outcome="failed") | RequestFailed() if self._is_late(event.uid):
+                return lambda: self._expire(event.t_ns)
             case MediaPut() | StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
                 return orchestrator.take_turns
         return None
+
+    def _is_late(self, uid: int) -> bool:
+        """Whether the request fails next because its time is up; a trace that ends before it says why may mean that."""
+        failed = self.script.ahead(RequestFailed, uid)
+        return uid not in self.entering if failed is None else failed.error.kind == "DeadlineExceeded"
 
     def _admit(self, event: RequestAdmitted) -> None:
         self.first_ns = self.first_ns or event.t_ns

@@ -31,6 +31,7 @@ def _ms(ns: int | None, since_ns: int = 0) -> float | None:
 def _process(process: ProcessSummary, start_ns: int) -> dict[str, Any]:
     return {
         "process": process.process,
+        "generation": process.generation,
         "pid": process.pid,
         "started_ms": _ms(process.started_ns, start_ns),
         "ready_ms": _ms(process.ready_ns, start_ns),

@@ -82,7 +82,7 @@ def _headline(run: RunSummary) -> Text:
 
 def _processes(run: RunSummary) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in ("process", "pid", "start-up"):
+    for name in ("process", "life", "pid", "start-up"):
         table.add_column(name, no_wrap=True, justify="left" if name == "process" else "right")
     table.add_column("what it is, and how it ended", overflow="fold")
     for process in run.processes:
@@ -91,7 +91,7 @@ def _processes(run: RunSummary) -> Table:
         died = process.dead_ns is not None and not process.expected
         ending = Text(plain(process.cause), style="bold red" if died else "dim")
         what = Text(plain(", ".join(words))).append("  " if words else "").append_text(ending)
-        table.add_row(Text(plain(process.process)), str(process.pid), start, what)
+        table.add_row(Text(plain(process.process)), str(process.generation), str(process.pid), start, what)
     return table
 
 

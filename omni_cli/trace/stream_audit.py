@@ -6,12 +6,22 @@ from dataclasses import dataclass
 from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
 from omni_cli.runtime.lifecycle import Lifecycle
 from omni_cli.trace.codec import TraceEvent
-from stages.events import InputReady, LeaseReleased, MessageGot, MessagePut, OutputProduced, Scheduled, StepDone
+from stages.events import (
+    InputReady,
+    LeaseReleased,
+    MessageGot,
+    MessagePut,
+    OutputProduced,
+    ProcessReady,
+    Scheduled,
+    StepDone,
+)
 from stages.lease import Lease
 from stages.messages import REQUEST
 from stages.payload import PayloadRef
 
 _Key = tuple[str, str, int]  # producer, consumer, seq
+_Place = tuple[str, int, str, int]  # owner, which life of it, ring, slot
 
 
 @dataclass(slots=True)
@@ -30,7 +40,7 @@ class _Sent:
 class _Held:
     """A slot in use: by a message, or by a piece of a final output (`sent` is None)."""
 
-    place: tuple[str, str, int]  # owner, ring, slot
+    place: _Place
     sent: _Sent | None
 
 
@@ -41,12 +51,13 @@ class StreamAudit:
         self._lifecycle = lifecycle
         self._sent: dict[int, dict[_Key, _Sent]] = {}
         self._held: dict[tuple[str, int], _Held] = {}
-        self._users: dict[tuple[str, str, int], tuple[str, int]] = {}
+        self._users: dict[_Place, tuple[str, int]] = {}
         self._numbers: dict[str, int] = {}
-        self._undecided: dict[tuple[str, int], int] = {}  # leases that were put a moment ago, and their requests
+        # Leases that were put a moment ago, each with its request and its reader's stage.
+        self._undecided: dict[tuple[str, int], tuple[int, str]] = {}
         self._given_up: set[tuple[str, int]] = set()  # process, request: a message was given back unread
-        self._dead: set[str] = set()
-        self._written: dict[str, set[tuple[str, str, int]]] = {}  # every slot that an owner has ever used
+        self._ready: set[str] = set()
+        self._written: dict[str, set[_Place]] = {}  # every slot that an owner has ever used
         self._lost_slots = 0  # at most so many are still marked as used, since nobody is left to free them
 
     def see(self, line: TraceEvent) -> Iterator[str]:
@@ -74,8 +85,10 @@ class StreamAudit:
             yield from self._released(line.source, event)
         elif isinstance(event, (LeaseRead, LeaseDropped)):
             yield from self._taken_back(event)
+        elif isinstance(event, ProcessReady):
+            self._ready.add(line.source)
         elif isinstance(event, ProcessDead):
-            self._dead.add(event.process)
+            self._ready.discard(event.process)
             if event.cause != "exit code 0":
                 self._lost_slots += len(self._written.get(event.process, ()))
         elif isinstance(event, RunFinished):
@@ -107,7 +120,7 @@ class StreamAudit:
             yield from self._take_slot(uid, sent.lease, consumer, sent)
 
     def _take_slot(self, uid: int, lease: Lease, ring: str, sent: _Sent | None) -> Iterator[str]:
-        key, place = (lease.owner, lease.number), (lease.owner, ring, lease.slot)
+        key, place = (lease.owner, lease.number), (lease.owner, lease.generation, ring, lease.slot)
         user = self._users.get(place)
         if user is not None and user != key:
             which = f"slot {lease.slot} of {lease.owner} for {ring}"
@@ -116,15 +129,17 @@ class StreamAudit:
             yield f"lease {lease.owner}#{lease.number} comes after #{self._numbers[lease.owner]}: numbers count up"
         self._numbers[lease.owner] = max(lease.number, self._numbers.get(lease.owner, -1))
         self._users[place] = key
-        self._undecided[key] = uid
+        self._undecided[key] = uid, ring
         self._written.setdefault(lease.owner, set()).add(place)
         self._held[key] = _Held(place=place, sent=sent)
 
     def _left_undecided(self) -> Iterator[str]:
-        """What becomes of a slot is decided before the control plane takes anything else in."""
-        for (owner, number), uid in self._undecided.items():
-            yield f"lease {owner}#{number} of request {uid} was not granted, read or dropped at once"
-        self._undecided.clear()
+        """What becomes of a slot is decided before the control plane takes anything else in, if a reader lives."""
+        stages = {process.rpartition(".")[0] for process in self._ready} | {REQUEST}
+        for (owner, number), (uid, reader) in tuple(self._undecided.items()):
+            if reader in stages:
+                del self._undecided[owner, number]
+                yield f"lease {owner}#{number} of request {uid} was not granted, read or dropped at once"
 
     def _granted(self, event: LeaseGranted) -> Iterator[str]:
         self._undecided.pop((event.lease.owner, event.lease.number), None)
@@ -138,6 +153,8 @@ class StreamAudit:
         stage = record.stages.get(consumer) if record is not None else None
         if stage is None or stage.process != event.reader:
             yield f"{what} went to {event.reader}, which does not have the request"
+        elif event.reader not in self._ready:
+            yield f"{what} went to {event.reader}, which does not live"
         sent.granted_ns, sent.reader = event.t_ns, event.reader
 
     def _got(self, source: str, event: MessageGot) -> Iterator[str]:
@@ -179,7 +196,7 @@ class StreamAudit:
         if isinstance(event, LeaseRead) and held.sent is not None:
             yield f"{lease} was read by the control plane, but holds a message for {held.sent.key[1]}"
         reader = held.sent.reader if held.sent is not None else ""
-        if isinstance(event, LeaseDropped) and reader and reader not in self._dead:
+        if isinstance(event, LeaseDropped) and reader in self._ready:
             yield f"{lease} was dropped while its reader {reader} lives"
 
     def _free(self, lease: Lease) -> _Held | None:

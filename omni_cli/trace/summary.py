@@ -219,6 +219,7 @@ class ProcessSummary:
     """One life of a process. `facts` are what it said of itself when it was ready."""
 
     process: str
+    generation: int
     pid: int
     started_ns: int
     ready_ns: int | None = None
@@ -299,7 +300,9 @@ class _Fold:
         elif isinstance(event, RunFinished):
             self.run.whole = True
         elif isinstance(event, ProcessStarted):
-            self.run.processes.append(ProcessSummary(process=event.process, pid=event.pid, started_ns=event.t_ns))
+            self.run.processes.append(
+                ProcessSummary(process=event.process, generation=event.generation, pid=event.pid, started_ns=event.t_ns)
+            )
         elif isinstance(event, ProcessReady):
             process = self._process(source)
             if process is not None:

@@ -7,6 +7,7 @@ Nothing is overwritten or unlinked while a granted reader may still read.
 from collections.abc import Sequence
 from typing import Protocol
 
+from stages.config import RingSpec
 from stages.lease import Lease
 from stages.payload import Payload, PayloadRef
 
@@ -38,6 +39,14 @@ class ConnectorReader(Protocol):
 
     def get(self, ref: PayloadRef) -> Payload:
         """The payload, in place; valid until the lease's release is reported."""
+        ...
+
+    def attach(self, ring: RingSpec) -> None:
+        """A replica of the producer writes this ring from now on; nothing happens if it is gone already."""
+        ...
+
+    def detach(self, segment: str) -> None:
+        """Nothing in this ring will be read any more. May be unknown."""
         ...
 
     def close(self) -> None: ...

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stages.config import RingSpec
 from stages.connectors.gather import gather
 from stages.errors import PayloadTooLarge
 from stages.lease import Lease
@@ -46,6 +47,12 @@ class InlineReader:
         if ref.inline is None:
             raise ValueError(f"payload in slot {ref.slot} of {ref.segment!r} came over an inline edge")
         return view(ref.tensors, ref.meta, memoryview(ref.inline))
+
+    def attach(self, ring: RingSpec) -> None:
+        raise ValueError(f"an inline edge has no ring {ring.segment}")
+
+    def detach(self, segment: str) -> None:
+        raise ValueError(f"an inline edge has no ring {segment}")
 
     def close(self) -> None:
         pass

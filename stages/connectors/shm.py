@@ -3,6 +3,7 @@
 The writer alone changes the ring; a reader never writes, so that a killed reader can leave nothing half done.
 """
 
+import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from stages.config import RingSpec
@@ -79,16 +80,31 @@ class ShmWriter:
 
 
 class ShmReader:
-    """The consumer's end: one ring per replica of the producer."""
+    """The consumer's end: one ring per replica of the producer, and those of dead ones that are not read to the end."""
 
     def __init__(self, specs: Iterable[RingSpec]) -> None:
-        self._rings = {spec.segment: Ring(spec.segment) for spec in specs}
+        self._rings: dict[str, Ring] = {}
+        for spec in specs:
+            self.attach(spec)
+
+    def attach(self, ring: RingSpec) -> None:
+        if ring.segment not in self._rings:
+            # Gone, if its producer has died meanwhile and left nothing in it: then nobody will be sent to it.
+            with contextlib.suppress(FileNotFoundError):
+                self._rings[ring.segment] = Ring(ring.segment)
+
+    def detach(self, segment: str) -> None:
+        ring = self._rings.pop(segment, None)
+        if ring is not None:
+            ring.close()
 
     def get(self, ref: PayloadRef) -> Payload:
         """Raises StaleReference if the slot does not hold that payload (any more)."""
         if ref.inline is not None:
             return view(ref.tensors, ref.meta, memoryview(ref.inline))
-        ring = self._rings[ref.segment]
+        ring = self._rings.get(ref.segment)
+        if ring is None:
+            raise StaleReference(f"ring {ref.segment} is not attached: its producer is dead, or it was never there")
         slot = ring.slot(ref.slot)
         if slot.state != WRITTEN or slot.offset != ref.offset or slot.length != ref.nbytes:
             raise StaleReference(f"slot {ref.slot} of ring {ref.segment} no longer holds the payload: {slot}")

@@ -6,6 +6,7 @@ the runner's business (`feed`); this module must not look into a payload.
 
 from collections.abc import Callable, Mapping
 
+from stages.config import RingSpec
 from stages.connectors.base import ConnectorReader
 from stages.errors import StageError
 from stages.events import LeaseReleased, MessageGot, StageEvent
@@ -42,6 +43,12 @@ class InputStreams:
     def close(self, uid: int) -> None:
         """What comes for the request from now on is given back unread. May be called twice."""
         self._expected.pop(uid, None)
+
+    def attach(self, producer: str, ring: RingSpec) -> None:
+        self._readers[producer].attach(ring)
+
+    def detach(self, producer: str, segment: str) -> None:
+        self._readers[producer].detach(segment)
 
     def deliver(self, message: StreamMessage) -> bool:
         """Feeds the message to the runner; False if its request is over. The lease is released even if this raises.

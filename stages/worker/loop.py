@@ -26,7 +26,18 @@ from stages.events import (
     StepReport,
     StepRow,
 )
-from stages.messages import Cancel, Deliver, Reclaim, StageRequest, Stop, StreamMessage, Submit, Turn
+from stages.messages import (
+    Attach,
+    Cancel,
+    Deliver,
+    Detach,
+    Reclaim,
+    StageRequest,
+    Stop,
+    StreamMessage,
+    Submit,
+    Turn,
+)
 from stages.runners.base import ModelRunner, RowResult
 from stages.schedulers.base import KV_BLOCKS, Row, RowProgress, Scheduler
 from stages.worker.inputs import InputStreams
@@ -81,6 +92,7 @@ class StageWorker:
     ) -> None:
         self._stage = spec.stage
         self._process = spec.process
+        self._generation = spec.generation
         self._modes = {edge.producer: edge.mode for edge in spec.inputs}
         self._runner = runner
         self._scheduler = scheduler
@@ -141,7 +153,9 @@ class StageWorker:
         """All events since the last one, or None if there are none."""
         if not self._events:
             return None
-        report = StepReport(process=self._process, seq=self._reports, events=tuple(self._events))
+        report = StepReport(
+            process=self._process, seq=self._reports, events=tuple(self._events), generation=self._generation
+        )
         self._events.clear()
         self._reports += 1
         return report
@@ -161,6 +175,10 @@ class StageWorker:
                         self._finish_if_ended(uid)
                 case Cancel(uid=uid):
                     self._cancel(uid)
+                case Attach(producer=producer, ring=ring):
+                    self._inputs.attach(producer, ring)
+                case Detach(producer=producer, segment=segment):
+                    self._inputs.detach(producer, segment)
                 case Stop():
                     self._stopped = True
 

@@ -11,6 +11,7 @@ import time
 
 from stages.config import StageSpec
 from stages.connectors.registry import open_reader, open_writer
+from stages.lease import first_number
 from stages.models.registry import build_runner, contract
 from stages.runners.base import Denoiser, ModelRunner
 from stages.schedulers.base import KVCapacity, Scheduler
@@ -28,8 +29,7 @@ _GROWTH = 20_000  # objects more than at the last search for reference cycles, b
 def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     """Returns after `Stop`, or when the parent is gone. Whatever loading raises, this raises."""
     forward_logs(spec.process, spec.log_level, outbox)
-    # a restarted replica counts on where no other one can have been
-    numbers = itertools.count(spec.generation << 32)
+    numbers = itertools.count(first_number(spec.generation))
     readers = {edge.producer: open_reader(edge) for edge in spec.inputs}
     writers = {edge.consumer: open_writer(edge, spec.process, numbers) for edge in spec.consumers}
     start = time.monotonic_ns()

@@ -59,7 +59,8 @@ def test_r04_each_failure_is_one_line_and_the_other_requests_go_on(tmp_path):
 def test_r04_a_process_that_dies_takes_only_its_own_requests(tmp_path):
     text = [{"id": f"text-{n}", "prompt": WORDS, "modalities": ["text"]} for n in range(4)]
     with leaves_nothing():
-        ended = batch(tmp_path, [fault("talker", "exit"), *text], "recipe=synthetic", "--out", "run", limit_s=60)
+        words = ("recipe=synthetic", "deploy.stages.talker.restarts=0", "--out", "run")
+        ended = batch(tmp_path, [fault("talker", "exit"), *text], *words, limit_s=60)
     assert ended.code == 1
     assert ended.err.count("stage process talker.0 is dead: exit code 3") == 1
     assert "request talker-exit failed in stage talker: ProcessDied: talker.0: exit code 3" in ended.err

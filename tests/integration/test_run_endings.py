@@ -26,7 +26,8 @@ def test_a_killed_stage_fails_its_requests_within_a_second_and_the_others_go_on(
         *({"id": f"audio-{n}", "prompt": WORDS, "synthetic": {"never_end": True}} for n in range(2)),
         *({"id": f"text-{n}", "prompt": WORDS, "modalities": ["text"]} for n in range(3)),
     ]
-    slow = ("recipe=synthetic", "synthetic.delay_ms.thinker=50", "deploy.stages.thinker.max_batch=2")
+    slow = ("recipe=synthetic", "synthetic.delay_ms.thinker=50", "deploy.stages.thinker.max_batch=2",
+            "deploy.stages.talker.restarts=0")  # fmt: skip
     trace = tmp_path / "run/trace.jsonl"
     with leaves_nothing():
         process = begin(tmp_path, lines, *slow)

@@ -16,6 +16,8 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.fanout import Fanout
+from omni_cli.runtime.leases import LeaseLedger
+from omni_cli.runtime.replicas import Replica, Replicas
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
@@ -31,7 +33,7 @@ class EchoEngine:
     """Says the prompt again, in one piece; raises what it was given instead."""
 
     def __init__(self, error: Exception | None = None) -> None:
-        self.dead: dict[str, str] = {}
+        self.replicas: tuple[Replica, ...] = ()
         self.error = error
         self.failure: Exception | None = None
         self.seen: list[OmniRequest] = []
@@ -170,11 +172,21 @@ def test_health_tells_every_state_with_its_reason():
         assert ask(application, "HEAD", "/health/live").status_code == live.status_code
         return live.status_code, ready.status_code, ready.json()["status"], ready.json()["reason"]
 
-    one = app()
+    one = app("deploy.stages.talker.replicas=2")
     service = one.state.service
     assert states(one) == (200, 200, "ready", None)
-    service.engine.dead["talker.0"] = "killed by SIGKILL"
-    assert states(one) == (200, 503, "unhealthy", "talker.0 is dead: killed by SIGKILL")
+    assert one.state.service.plan.stage("talker").restarts == 3
+    replicas = Replicas(service.plan, lambda: 0, LeaseLedger())
+    service.engine.replicas = replicas.all()
+    replicas.died("talker.0", "killed by SIGKILL")
+    assert states(one) == (200, 200, "degraded", "talker.0 is restarting: killed by SIGKILL")
+    assert ask(one, "GET", "/health").json()["stages"]["talker"] == {
+        "talker.0": {"state": "restarting", "generation": 0, "restarts": 0, "cause": "killed by SIGKILL"},
+        "talker.1": {"state": "ready", "generation": 0, "restarts": 0, "cause": None},
+    }
+    replicas.died("talker.1", "exit code 3")
+    reason = "talker.0 is restarting: killed by SIGKILL; talker.1 is restarting: exit code 3"
+    assert states(one) == (200, 503, "unhealthy", reason)
     service.admission.drain()
     assert states(one) == (200, 503, "draining", "the server is shutting down")
     service.engine.failure = KeyError("the secret of the house")

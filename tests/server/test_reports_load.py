@@ -172,15 +172,15 @@ def test_r49_beyond_places_and_queue_everything_is_refused_at_once(tmp_path):
 
 
 def test_a_dead_stage_is_named_and_the_server_says_that_it_is_unhealthy(tmp_path):
-    with serving(cwd=tmp_path, clean=False) as server:
+    with serving("deploy.stages.talker.restarts=0", cwd=tmp_path, clean=False) as server:
         died = server.chat(synthetic={"fail": {"stage": "talker", "kind": "exit"}})
         assert died.status_code == 503
         assert "talker" in died.json()["error"]["message"]
         found = httpx.get(f"{server.url}/health")
         assert found.status_code == 503
         assert found.json()["status"] == "unhealthy"
-        assert found.json()["stages"]["talker"]["talker.0"] != "ready"
-        assert found.json()["stages"]["thinker"]["thinker.0"] == "ready"
+        assert found.json()["stages"]["talker"]["talker.0"]["state"] == "dead"
+        assert found.json()["stages"]["thinker"]["thinker.0"]["state"] == "ready"
         assert httpx.get(f"{server.url}/health/live").status_code == 200
         after = server.chat()
         assert after.status_code == 503

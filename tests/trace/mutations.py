@@ -7,6 +7,7 @@ from omni_cli.runtime.events import CONTROL, ProcessDead, ProcessStarted, RunFin
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     MessageGot,
+    ProcessReady,
     Scheduled,
     StageCancelled,
     StageFailed,
@@ -98,11 +99,16 @@ def only_ordinals_show(mutation: Mutation, trace: list[TraceEvent]) -> bool:
         later = [other for other in rest if isinstance(other.event, MessageGot)]
         return stream not in [(other.source, other.event.uid, other.event.producer) for other in later]
     if mutation.kind == "drop" and isinstance(event, StepDone):
-        told = [other.event for other in rest if other.source == line.source]
+        death = next(
+            (n for n, e in enumerate(rest) if isinstance(e.event, ProcessDead) and e.event.process == line.source)
+        )
+        told = [other.event for other in rest[:death] if other.source == line.source]
         ended = {other.uid for other in told if isinstance(other, StageFinished)}
         return not any(isinstance(other, StepDone) for other in told) and not ended & {row.uid for row in event.rows}
     if mutation.kind == "drop" and isinstance(event, StageIdle):
         return had_more(trace[: mutation.places[0]], line.source) or was_killed(rest, line.source)
+    if mutation.kind == "drop" and isinstance(event, ProcessReady):
+        return line.source not in sources_of(rest)  # started again, and stopped before it was needed
     return False
 
 

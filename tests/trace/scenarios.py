@@ -65,6 +65,20 @@ def killed(seed: int) -> TraceOfPlan:
     return run.finish()
 
 
+def restarted(seed: int) -> TraceOfPlan:
+    """One replica while another one of its stage goes on, then the only one of a stage; both start again."""
+    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=1 + seed % 2, restarts=2)
+    for uid in (1, 2, 3, 4):
+        run.admit(uid)
+        run.some(20)
+        if uid > 2:
+            run.kill(run.random.choice(tuple(run.stages)))
+    run.run()
+    for uid in (5, 6):
+        run.admit(uid)
+    return run.finish()
+
+
 def dag(seed: int) -> TraceOfPlan:
     run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, incremental=True, seed=seed)
     for uid in (1, 2, 3):
@@ -74,5 +88,5 @@ def dag(seed: int) -> TraceOfPlan:
 
 
 SCENARIOS: dict[str, Callable[[int], TraceOfPlan]] = {
-    f.__name__: f for f in (finished, whole_payloads, failed, cancelled, expired, killed, dag)
+    f.__name__: f for f in (finished, whole_payloads, failed, cancelled, expired, killed, restarted, dag)
 }

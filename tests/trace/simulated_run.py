@@ -58,12 +58,14 @@ class StreamStage(SimStage):
 
     @property
     def busy(self) -> bool:
-        return bool(self.inbox) or any(self.runnable(job) for job in self.jobs.values())
+        return not self.ready or bool(self.inbox) or any(self.runnable(job) for job in self.jobs.values())
 
     def runnable(self, job: StreamJob) -> bool:
         return job.ready and job.position < min(job.come.values(), default=UNITS)
 
     def act(self, pick: int) -> StepReport | None:
+        if not self.ready:
+            return super().act(pick)
         runnable = [uid for uid, job in self.jobs.items() if self.runnable(job)]
         if runnable and (pick % 2 or not self.inbox):
             return self.report(*self.step_all(runnable[:4]))
@@ -179,17 +181,16 @@ class AudioPort:
 class SimulatedRun(World):
     """`finish` lets everything end, adds the last events and gives the trace."""
 
-    def __init__(self, graph, outputs, *, incremental: bool, seed: int, replicas: int = 1, media: bool = False) -> None:
-        super().__init__(graph, outputs, replicas, media)
+    def __init__(
+        self, graph, outputs, *, incremental: bool, seed: int, replicas: int = 1, media: bool = False, **more: int
+    ) -> None:
         self.random = random.Random(seed)
-        modes = {
+        modes = self.modes = {
             (producer, consumer): "incremental" if incremental and consumer != "talker" else "complete"
             for consumer, producers in graph.items()
             for producer in producers
         }
-        for process in self.stages:
-            stage = self.stages[process] = StreamStage(process, self.tick)
-            stage.modes, stage.shm = modes, frozenset({"talker", "b", "d"})
+        super().__init__(graph, outputs, replicas, media, **more)
         self.orchestrator._output_ports = {process: AudioPort() for process in self.stages}
         started = RunStarted(
             t_ns=self.tick(),
@@ -208,14 +209,21 @@ class SimulatedRun(World):
         for pid, process in enumerate(self.stages):
             self.events.append((process, ProcessReady(t_ns=self.tick(), pid=pid, facts=(("device", "cpu"),))))
 
+    def make_stage(self, process: str, generation: int = 0) -> StreamStage:
+        stage = StreamStage(process, self.tick, generation)
+        stage.modes, stage.shm = self.modes, frozenset({"talker", "b", "d"})
+        if generation:
+            started = ProcessStarted(t_ns=self.tick(), process=process, generation=generation, pid=generation)
+            self.events.append((CONTROL, started))
+        return stage
+
     def some(self, acts: int) -> None:
         """Lets that many things happen, in a random order."""
-        for _ in range(acts):
+        for _ in range(acts if self.stages else 0):
             self.act(self.random.choice(tuple(self.stages)), self.random.randrange(1000))
 
-    def run(self) -> None:
-        while any(stage.busy for stage in self.stages.values()):
-            self.some(20)
+    def round(self) -> None:
+        self.some(20)
 
     def finish(self) -> TraceOfPlan:
         self.run()

@@ -97,6 +97,7 @@ ACTIONS = st.lists(
         st.tuples(st.just("fail"), st.integers(0, 7)),
         st.tuples(st.just("expire"), st.just(0)),
         st.tuples(st.just("kill"), st.integers(0, 30)),
+        st.tuples(st.just("start"), st.integers(0, 3)),
     ),
     max_size=40,
 )
@@ -104,9 +105,16 @@ WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
 
 
 @settings(max_examples=150, deadline=None)
-@given(actions=ACTIONS, replicas=st.integers(1, 2), media=st.booleans(), incremental=st.booleans(), seed=st.integers())
-def test_whatever_happens_the_trace_is_clean(actions, replicas, media, incremental, seed):
-    run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, incremental=incremental, seed=seed, replicas=replicas, media=media)
+@given(
+    actions=ACTIONS,
+    incremental=st.booleans(),
+    seed=st.integers(),
+    replicas=st.integers(1, 2),
+    media=st.booleans(),
+    restarts=st.integers(0, 2),
+)
+def test_whatever_happens_the_trace_is_clean(actions, media, **more):
+    run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, media=media, **more)
     processes = tuple(run.stages)
     uid = 0
     for what, number in actions:
@@ -127,6 +135,8 @@ def test_whatever_happens_the_trace_is_clean(actions, replicas, media, increment
             run.deliver()
         elif what == "kill" and number < len(processes):
             run.kill(process)
+        elif what == "start":
+            run.start(well=number > 0)
     written = Checked(run.finish())
     assert Replay(run.plan, written).run() == []
     assert written.findings == []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
+from omni_cli.runtime.replicas import Condemn, Start
 from omni_cli.runtime.request import OmniRequest
 from stages.errors import ErrorInfo
 from stages.events import (
@@ -18,6 +19,7 @@ from stages.events import (
     MessageGot,
     MessagePut,
     OutputProduced,
+    ProcessReady,
     Scheduled,
     StageCancelled,
     StageFailed,
@@ -26,7 +28,7 @@ from stages.events import (
     StepReport,
     StepRow,
 )
-from stages.lease import Lease
+from stages.lease import Lease, first_number
 from stages.messages import Cancel, Deliver, Reclaim, StageRequest, StreamMessage, Submit, Turn
 from stages.payload import Payload, PayloadRef
 
@@ -42,7 +44,9 @@ def edge(producer: str, consumer: str) -> EdgePlan:
     )
 
 
-def make_plan(graph: dict[str, tuple[str, ...]], outputs: dict[str, str], replicas: int = 1, media: bool = False):
+def make_plan(
+    graph: dict[str, tuple[str, ...]], outputs: dict[str, str], replicas: int = 1, media: bool = False, **more: int
+):
     def stage(name: str, producers: tuple[str, ...]) -> StagePlan:
         inputs = [edge(p, name) for p in producers]
         if not producers and media:
@@ -58,6 +62,8 @@ def make_plan(graph: dict[str, tuple[str, ...]], outputs: dict[str, str], replic
             inputs=tuple(inputs),
             consumers=tuple(edge(name, c) for c, ps in graph.items() if name in ps),
             outputs=tuple(m for m, s in outputs.items() if s == name),
+            restart_window_s=600,
+            **more,
         )
 
     return ExecutionPlan(
@@ -87,29 +93,34 @@ class Job:
 
 
 class SimStage:
-    """One replica. `inbox` holds commands that it has not read yet; `held` its ring's slots in use."""
+    """One life of a replica. `inbox` holds commands that it has not read yet; `held` its ring's slots in use."""
 
-    def __init__(self, process: str, clock) -> None:
+    def __init__(self, process: str, clock, generation: int = 0) -> None:
         self.process = process
+        self.generation = generation
+        self.ready = not generation
         self.stage = process.rpartition(".")[0]
         self.clock = clock
         self.inbox: deque = deque()
         self.jobs: dict[int, Job] = {}
         self.held: set[int] = set()
-        self.numbers = itertools.count()
+        self.numbers = itertools.count(first_number(generation))
         self.reports = itertools.count()
         self.steps = itertools.count()
         self.fail_next = False
 
     def report(self, *events) -> StepReport:
-        return StepReport(process=self.process, seq=next(self.reports), events=events)
+        return StepReport(process=self.process, seq=next(self.reports), events=events, generation=self.generation)
 
     @property
     def busy(self) -> bool:
-        return bool(self.inbox) or any(job.ready for job in self.jobs.values())
+        return not self.ready or bool(self.inbox) or any(job.ready for job in self.jobs.values())
 
     def act(self, pick: int) -> StepReport | None:
-        """Reads one command, or does one step of one job."""
+        """Gets ready, reads one command, or does one step of one job."""
+        if not self.ready:
+            self.ready = True
+            return self.report(ProcessReady(t_ns=self.clock(), pid=self.generation, facts=()))
         ready = [uid for uid, job in self.jobs.items() if job.ready]
         choices = len(ready) + (1 if self.inbox else 0)
         if not choices:
@@ -207,14 +218,14 @@ class SimPort:
 class World:
     """An orchestrator over simulated stages, a clock that counts, and everything that was heard."""
 
-    def __init__(self, graph=LINE, outputs=LINE_OUTPUTS, replicas: int = 1, media: bool = False) -> None:
+    def __init__(self, graph=LINE, outputs=LINE_OUTPUTS, replicas: int = 1, media: bool = False, **more: int) -> None:
         self.now = 0
-        self.plan = make_plan(graph, outputs, replicas, media)
-        self.stages = {
-            f"{s.name}.{r.index}": SimStage(f"{s.name}.{r.index}", self.tick)
-            for s in self.plan.stages
-            for r in s.replicas
-        }
+        self.plan = make_plan(graph, outputs, replicas, media, **more)
+        self.starts: list[Start] = []  # ordered and not yet carried out
+        self.lives = {f"{s.name}.{r.index}": [0] for s in self.plan.stages for r in s.replicas}
+        self.over: set[tuple[str, int]] = set()
+        self.retired: set[tuple[str, int]] = set()
+        self.stages = {process: self.make_stage(process) for process in self.lives}
         self.ports = {
             s.name: SimPort(s.name) for s in self.plan.stages if s.inputs and s.inputs[0].producer == "request"
         }
@@ -230,6 +241,9 @@ class World:
             on_chunk=lambda uid, chunk: self.chunks.append((uid, chunk)),
             on_end=lambda uid, end: self.ends.append((uid, end)),
         )
+
+    def make_stage(self, process: str, generation: int = 0) -> SimStage:
+        return SimStage(process, self.tick, generation)
 
     def tick(self) -> int:
         self.now += 1
@@ -251,6 +265,17 @@ class World:
         for process, turn in self.orchestrator.take_turns().items():
             assert isinstance(turn, Turn)
             self.stages[process].inbox.extend(turn.commands)
+        for order in self.orchestrator.take_orders():
+            if isinstance(order, Start):
+                self.starts.append(order)
+            elif isinstance(order, Condemn):
+                self.kill(order.process)
+            else:
+                life = (order.process, order.generation)
+                assert life in self.over, "it lives"
+                assert life not in self.retired
+                assert not self.orchestrator.ledger.holds(*life), "somebody still reads it"
+                self.retired.add(life)
 
     def act(self, process: str, pick: int = 0) -> bool:
         stage = self.stages.get(process)
@@ -261,9 +286,27 @@ class World:
         return report is not None
 
     def kill(self, process: str) -> None:
-        if self.stages.pop(process, None):
+        stage = self.stages.pop(process, None)
+        if stage is not None:
+            self.over.add((process, stage.generation))
             self.orchestrator.died(process, "killed by SIGKILL")
+            self.orchestrator.report(stage.report(StageCancelled(uid=1, t_ns=self.now)))  # read after its death
             self.deliver()
+
+    def start(self, well: bool = True) -> None:
+        """Carries out the next order to start a replica again, or cannot."""
+        if not self.starts:
+            return
+        order = self.starts.pop(0)
+        assert order.generation > self.lives[order.process][-1]
+        self.lives[order.process].append(order.generation)
+        if well:
+            self.stages[order.process] = self.make_stage(order.process, order.generation)
+            self.orchestrator.started(order.process, order.generation)
+        else:
+            self.over.add((order.process, order.generation))
+            self.orchestrator.not_started(order.process, order.generation, "no room")
+        self.deliver()
 
     def cancel(self, uid: int) -> None:
         self.orchestrator.cancel(uid, "asked for")
@@ -271,9 +314,20 @@ class World:
 
     def run(self) -> None:
         """Until nothing moves any more."""
-        while any(stage.busy for stage in self.stages.values()):
-            for process in tuple(self.stages):
-                self.act(process)
+        while True:
+            due_ns = self.orchestrator.replicas.next_due_ns()
+            if any(stage.busy for stage in self.stages.values()) or self.starts:
+                self.start()
+                self.round()
+            elif due_ns is not None:
+                self.now = max(self.now, due_ns)
+                self.deliver()
+            else:
+                return
+
+    def round(self) -> None:
+        for process in tuple(self.stages):
+            self.act(process)
 
     def outcome(self, uid: int) -> str:
         ends = [end.outcome for u, end in self.ends if u == uid]

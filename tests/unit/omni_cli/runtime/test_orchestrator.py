@@ -2,6 +2,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omni_cli.runtime.events import LeaseDropped, OutputFinished, RequestFailed, StageSubmitted
+from omni_cli.runtime.replicas import FIRST_PAUSE_S
 from stages.events import MessagePut, StepReport
 from stages.lease import Lease
 from stages.messages import StreamMessage
@@ -90,6 +91,67 @@ def test_a_lost_replica_fails_only_its_own_requests():
     assert sorted([world.outcome(1), world.outcome(2)]) == ["failed", "finished"]
 
 
+def test_a_replica_is_started_again_at_once_then_after_a_while_up_to_its_limit():
+    world = World(restarts=2)
+    world.kill("talker.0")
+    assert [(order.process, order.generation) for order in world.starts] == [("talker.0", 1)]
+    world.admit(1)
+    world.start()
+    world.run()
+    assert world.outcome(1) == "finished"
+    world.kill("talker.0")
+    assert world.starts == []
+    assert 0.9 < ((world.orchestrator.replicas.next_due_ns() or 0) - world.now) / 1e9 <= FIRST_PAUSE_S
+    world.now += round(FIRST_PAUSE_S * 1e9)
+    world.deliver()
+    world.start(well=False)
+    assert [replica.word for replica in world.orchestrator.replicas.all()] == ["ready", "dead", "ready"]
+    world.admit(2)
+    world.run()
+    (failed,) = kinds(world, RequestFailed)
+    assert "stage talker has no live process (talker.0: no room)" in failed.error.message
+
+
+def test_requests_wait_for_a_stage_whose_only_replica_is_being_started_and_no_longer_than_they_may():
+    world = World(restarts=1)
+    world.admit(1)
+    while world.act("thinker.0"):
+        pass
+    world.kill("talker.0")
+    world.kill("thinker.0")
+    world.admit(2)
+    world.admit(3, timeout_s=1e-6)
+    world.now += 2000
+    world.orchestrator.expire()
+    world.deliver()
+    assert world.outcome(3) == "failed"
+    world.run()
+    assert (world.outcome(1), world.outcome(2)) == ("failed", "finished")
+
+
+def test_what_a_dead_producer_has_written_is_read_to_the_end_and_then_given_back():
+    world = World(restarts=1)
+    world.kill("talker.0")
+    world.admit(1)
+    while world.act("thinker.0"):
+        pass
+    world.kill("thinker.0")
+    assert world.retired == {("talker.0", 0)}, "a message of thinker.0 waits for talker.0"
+    world.run()
+    assert world.outcome(1) == "finished"
+    assert world.retired == {("talker.0", 0), ("thinker.0", 0)}
+
+
+def test_a_replica_that_does_not_become_ready_is_killed():
+    world = World(restarts=1)
+    world.kill("talker.0")
+    world.start()
+    world.now += 60_000_000_000
+    world.deliver()
+    assert "talker.0" not in world.stages
+    assert world.orchestrator.replicas.all()[1].word == "dead"
+
+
 def test_a_message_that_nobody_can_read_any_more_is_dropped_and_its_slot_comes_back():
     world = World()
     world.admit(1)
@@ -165,14 +227,17 @@ ACTIONS = st.one_of(
     st.tuples(st.just("fail"), st.integers(0, 7)),
     st.tuples(st.just("expire"), st.just(0)),
     st.tuples(st.just("kill"), st.integers(0, 30)),
+    st.tuples(st.just("start"), st.integers(0, 3)),
 )
 WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
 
 
 @settings(max_examples=300, deadline=None)
-@given(actions=st.lists(ACTIONS, max_size=80), replicas=st.integers(1, 2), media=st.booleans())
-def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, replicas, media):
-    world = World(DIAMOND, DIAMOND_OUTPUTS, replicas=replicas, media=media)
+@given(
+    actions=st.lists(ACTIONS, max_size=80), replicas=st.integers(1, 2), media=st.booleans(), restarts=st.integers(0, 3)
+)
+def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, replicas, media, restarts):
+    world = World(DIAMOND, DIAMOND_OUTPUTS, replicas=replicas, media=media, restarts=restarts)
     processes = tuple(world.stages)
     uid = 0
     for what, number in actions:
@@ -196,6 +261,8 @@ def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, rep
             world.deliver()
         elif what == "kill" and number < len(processes):
             world.kill(processes[number])
+        elif what == "start":
+            world.start(well=number > 0)
     world.run()
     for number in range(1, uid + 1):
         world.outcome(number)
@@ -206,3 +273,4 @@ def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, rep
         assert not stage.jobs
     for port in world.ports.values():
         assert not port.held
+    assert world.retired == world.over

@@ -54,7 +54,7 @@ def test_a_line_names_kind_source_ordinal_and_time_first():
 
 
 def test_kinds_are_unique_snake_case():
-    assert len(set(KINDS.values())) == len(EVENT_CLASSES) == 27
+    assert len(set(KINDS.values())) == len(EVENT_CLASSES) == 28
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)*", kind) for kind in KINDS.values())
 
 

@@ -32,7 +32,10 @@ def paragraphs(name: str) -> list[str]:
     trace, found = SCENARIOS[name](SEED), []
     deaths = [line.event.t_ns for line in trace if isinstance(line.event, ProcessDead)]
     for request in summarise(trace).requests.values():
-        ns = {*range(0, request.total_ns + 40, 5), *(t - request.admitted_ns for t in deaths)}
+        ns = {
+            *range(0, request.total_ns + 40, 5),
+            *(t - request.admitted_ns for t in deaths if t > request.admitted_ns),
+        }
         for after_ns in ns:
             state = moment(trace, request.request_id, after_ns)
             record = state.find(request.request_id)

@@ -1,0 +1,71 @@
+"""Real stage processes that are killed and started again: what the requests in them, after them and beside them get."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from omni_cli.runtime.events import Event, ProcessDead, ProcessStarted
+from omni_cli.runtime.request import OmniRequest
+from stages.messages import ChatMessage, Part
+from stages.models.synthetic.expected import expected_audio
+from stages.models.synthetic.options import SyntheticOptions
+from tests.integration.recorded import Recording, Session, plan_of, record
+
+WORDS = "one two three four"
+
+
+def request(name: str, **options: object) -> OmniRequest:
+    return OmniRequest(
+        request_id=name,
+        seed=7,
+        conversation=(ChatMessage(role="user", parts=(Part(kind="text", text=WORDS),)),),
+        outputs=("text", "audio"),
+        options=SyntheticOptions(**options),  # type: ignore[arg-type]
+    )
+
+
+def kill(recording: Recording, process: str) -> None:
+    """The latest life of the process."""
+    pid = [e.pid for _, _, e in recording.of(ProcessStarted) if e.process == process][-1]  # type: ignore[attr-defined]
+    os.kill(pid, signal.SIGKILL)
+
+
+async def until(session: Session, moment: Callable[[str, Event], bool]) -> None:
+    """Returns when an event is heard that is the moment."""
+    heard = asyncio.Event()
+
+    def watch(source: str, event: Event) -> bool:
+        if moment(source, event):
+            heard.set()
+        return heard.is_set()
+
+    session.recording.watches.append(watch)
+    await asyncio.wait_for(heard.wait(), 60)
+
+
+def right(recording: Recording, *names: str) -> None:
+    for name in names:
+        outputs = recording.outputs[name]
+        assert outputs["text"].text == WORDS
+        sound = b"".join(bytes(payload.tensor("audio").data) for payload in outputs["audio"].payloads)
+        assert sound == expected_audio(WORDS, 7).tobytes()
+
+
+@pytest.mark.parametrize("mode", ["complete", "incremental"])
+def test_every_stage_may_die_and_serves_again(mode: str) -> None:
+    words = [f"pipeline.stages.{c}.inputs.{p}={mode}" for c, p in (("talker", "thinker"), ("code2wav", "talker"))]
+
+    async def act(session: Session) -> None:
+        for stage in ("code2wav", "talker", "thinker", "talker"):
+            kill(session.recording, f"{stage}.0")
+            await until(session, lambda _, event: isinstance(event, ProcessDead))
+            await session.one(request(f"after {len(session.recording.outputs)}"))
+
+    recording = record(plan_of("recipe=synthetic", *words), act)
+    assert recording.findings() == []
+    right(recording, *(f"after {n}" for n in range(4)))
+    assert [e.generation for _, _, e in recording.of(ProcessStarted) if e.process == "talker.0"] == [0, 1, 2]
+    assert sum(not e.expected for _, _, e in recording.of(ProcessDead)) == 4
