@@ -109,6 +109,8 @@ class Session:
 
 
 class Studio:
+    """With `gpus`, on these; else on the CPU, on as many devices as `places`, which are all the same one."""
+
     def __init__(
         self,
         folder: Path,
@@ -117,18 +119,21 @@ class Studio:
         max_batch: int = 8,
         stepper=None,
         tuning: StageTuning | None = None,
-        devices: int = 1,
+        places: int = 1,
+        gpus: tuple[str, ...] = (),
+        load_format: str = "auto",
+        dtype: str = "float32",
     ) -> None:
-        model = ModelSpec(path=str(folder), load_format="auto", dtype="float32")
+        model = ModelSpec(path=str(folder), load_format=load_format, dtype=dtype)
         self.spec = StageSpec(
             run_id="test", family="qwen_image", stage="painter", replica=0, generation=0, execution_type="diffusion",
-            model=model, devices=(), max_batch=max_batch, memory_fraction=0.0, threads=1, inputs=(MEDIA,), consumers=(),
-            outputs=("image",), tuning=tuning or StageTuning(),
+            model=model, devices=gpus, max_batch=max_batch, memory_fraction=0.9, threads=1, inputs=(MEDIA,),
+            consumers=(), outputs=("image",), tuning=tuning or StageTuning(),
         )  # fmt: skip
         self.stepper = stepper or QwenImageStepper(model)
-        self.runner = DiffusionRunner(
-            self.spec, self.stepper, joined=joined, backend="eager", devices=[torch.device("cpu")] * devices
-        )
+        devices = [] if gpus else [torch.device("cpu")] * places
+        backend = "inductor" if gpus else "eager"
+        self.runner = DiffusionRunner(self.spec, self.stepper, joined=joined, backend=backend, devices=devices)
         self.facts = dict(self.runner.load())
         self.runner.warm_up()
 

@@ -57,7 +57,7 @@ def test_the_cache_skips_what_diffusers_would_in_any_company_and_says_how_far_of
 def test_on_two_devices_a_guided_request_is_what_two_forwards_make_of_it(tiny_folder, monkeypatch, tuning):
     monkeypatch.setattr(step_cache, "THRESHOLD", THRESHOLD)
     asked = [Asked(negative="bad", steps=4), Asked(steps=2), Asked(negative="a longer one", scale=2.0, steps=3)]
-    one, two = (Studio(tiny_folder, joined=False, devices=count, tuning=tuning) for count in (1, 2))
+    one, two = (Studio(tiny_folder, joined=False, places=count, tuning=tuning) for count in (1, 2))
     assert int(two.facts["weight_bytes"]) > int(one.facts["weight_bytes"])
     assert len({id(each) for each in two.stepper.transformers}) == 2
     ran = [[], []]

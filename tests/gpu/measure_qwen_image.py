@@ -1,0 +1,146 @@
+"""Seconds a guided picture takes on this machine's GPUs: diffusers' pipeline as it ships and omni's stage, each way of
+running its steps, in one process on the same random weights of the published size.
+
+    python -m tests.gpu.measure_qwen_image --out measured.json
+
+takes under 400 s on two H200 (on one, what needs a second is left out). `--tiny` only tries the script, on the CPU.
+"""
+
+import argparse
+import gc
+import json
+import math
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from diffusers import attention_backend
+from diffusers.models.transformers.transformer_qwenimage import QwenDoubleStreamAttnProcessor2_0
+
+from stages.config import ModelSpec, StageTuning
+from stages.models import qwen_image
+from stages.models.cache import built_once
+from stages.models.qwen_image import tiny
+from stages.models.qwen_image.attention import JointAttention
+from stages.models.qwen_image.stepper import QwenImageStepper
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+
+PUBLISHED = Path(qwen_image.__file__).parent / "configs" / "20b"
+PROMPT, NEGATIVE = "0123456789" * 6, "0123456789"  # texts of unequal lengths, a token a digit
+BACKENDS = ("native", "_native_flash", "_native_cudnn")
+
+
+class Shared(QwenImageStepper):
+    """Loads once, for several runners."""
+
+    held = 0
+
+    def load(self, devices, dtype):
+        self.held = self.held or super().load(devices, dtype)
+        return self.held
+
+
+class Measurement:
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.small = arguments.tiny
+        self.folder = built_once(Path(arguments.cache), tiny.NAME, tiny.write) if self.small else PUBLISHED
+        self.gpus = () if self.small else tuple(str(index) for index in range(torch.cuda.device_count()))
+        self.dtype = "float32" if self.small else "bfloat16"
+        # side, steps, and the steps of a try
+        self.works = [(64, 6, 3), (32, 4, 2)] if self.small else [(1024, 50, 10), (512, 20, 10)]
+        self.out = Path(arguments.out)
+        self.start = time.perf_counter()
+        self.found: list[dict[str, object]] = []
+        self.exact: dict[int, np.ndarray] = {}
+
+    def stepper(self) -> Shared:
+        return Shared(ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype))
+
+    def studio(self, stepper: Shared, gpus: tuple[str, ...], places: int = 1, **tuning: str) -> Studio:
+        """Loaded, warmed up, compiled."""
+        begin = time.perf_counter()
+        model = {"load_format": "dummy", "dtype": self.dtype}
+        studio = Studio(self.folder, stepper=stepper, tuning=StageTuning(**tuning), gpus=gpus, places=places, **model)
+        print(f"ready after {time.perf_counter() - begin:.1f} s: {tuning}", flush=True)
+        return studio
+
+    def note(self, way: str, side: int, steps: int, seconds: float, **more: object) -> None:
+        """A row is written as soon as it is known."""
+        row = {"way": way, "side": side, "steps": steps, "seconds": round(seconds, 3), "step_ms": 1e3 * seconds / steps}
+        self.found.append({**row, **more})
+        print(f"{time.perf_counter() - self.start:6.1f} s  {self.found[-1]}", flush=True)
+        self.out.write_text(json.dumps(self.found, indent=2) + "\n")
+
+    def clock(self) -> float:
+        for index in range(len(self.gpus)):
+            torch.cuda.synchronize(index)
+        return time.perf_counter()
+
+    def ours(self, way: str, studio: Studio, *, brief: bool = False) -> None:
+        for side, steps, few in self.works:
+            asked = Asked(prompt=PROMPT, negative=NEGATIVE, size=(side, side), steps=few if brief else steps)
+            # Other texts, as those that are known are not encoded again.
+            studio.draw(Asked(prompt=PROMPT[1:], negative=NEGATIVE[1:], size=(side, side), steps=2))
+            begin = self.clock()
+            session = studio.draw(asked)
+            seconds, drawn = self.clock() - begin, session.drawn[0]
+            if drawn.pixels is None:
+                self.note(way, side, asked.steps, seconds, error=drawn.error)
+                continue
+            exact = self.exact.setdefault(side, drawn.pixels) if not brief else drawn.pixels
+            said = dict(drawn.payload.meta).get("warning", "")
+            counters = [dict(step.counters) for step in session.steps if step.counters]
+            self.note(way, side, asked.steps, seconds, psnr=psnr(drawn.pixels, exact), said=said, last=counters[-1])
+
+    def theirs(self, stepper: Shared) -> None:
+        """As shipped: with the mask, two forwards a step."""
+        pipeline = stepper.pipeline
+        pipeline.transformer.set_attn_processor(QwenDoubleStreamAttnProcessor2_0())
+        pipeline.set_progress_bar_config(disable=True)
+        for side, steps, _ in self.works:
+            for number in (2, steps):
+                begin = self.clock()
+                pipeline(
+                    PROMPT, negative_prompt=NEGATIVE, true_cfg_scale=4.0, width=side, height=side,
+                    num_inference_steps=number, generator=torch.Generator().manual_seed(1), output_type="np",
+                )  # fmt: skip
+            self.note("diffusers, as shipped", side, steps, self.clock() - begin)
+        pipeline.transformer.set_attn_processor(JointAttention())
+
+    def run(self) -> None:
+        self.one_device(self.stepper())
+        gc.collect()
+        if self.gpus:
+            torch.cuda.empty_cache()
+        if self.small or len(self.gpus) > 1:
+            both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks")
+            self.ours("omni, compiled blocks, two devices", both)
+            both.runner.close()
+
+    def one_device(self, stepper: Shared) -> None:
+        first = self.gpus[:1]
+        plain = self.studio(stepper, first)
+        self.theirs(stepper)
+        self.ours("omni, not compiled", plain)
+        compiled = self.studio(stepper, first, compile="blocks")
+        self.ours("omni, compiled blocks", compiled)
+        for backend in () if self.small else BACKENDS:
+            with attention_backend(backend):
+                self.ours(f"omni, compiled blocks, {backend}", compiled, brief=True)
+        # Last, since its hooks stay on the blocks, which are compiled already.
+        self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))
+
+
+def psnr(pixels: np.ndarray, exact: np.ndarray) -> float | None:
+    """dB against the picture without compiling; None if it is the same. Pictures of random weights are noise."""
+    error = float(np.square(pixels.astype(float) - exact).mean())
+    return round(10 * math.log10(255**2 / error), 1) if error else None
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--out", required=True, help="file for the figures, JSON")
+    parser.add_argument("--tiny", action="store_true", help="the tiny model, on the CPU")
+    parser.add_argument("--cache", default="outputs", help="folder for the tiny model")
+    Measurement(parser.parse_args()).run()

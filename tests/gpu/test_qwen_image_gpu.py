@@ -1,0 +1,57 @@
+"""The tiny Qwen-Image on a GPU: the pictures of the CPU, however its steps are run, and attention by flash kernels."""
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from omni_cli.plan.devices import visible_devices
+from stages.config import StageTuning
+from stages.models.cache import built_once
+from stages.models.qwen_image import tiny
+from stages.models.qwen_image.attention import joint_attention
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+
+COUNT = len(visible_devices())
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not COUNT, reason="needs a GPU")]
+ASKED = [Asked(negative="bad"), Asked(steps=3, prompt="a longer prompt"), Asked(size=(128, 48), steps=2, negative="")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.NAME, tiny.write)
+
+
+@pytest.mark.parametrize("compile_", ["none", "blocks"])
+def test_pictures_are_those_of_the_cpu_and_nothing_is_compiled_for_a_request(folder, compile_):
+    session = Studio(folder, gpus=("0",), tuning=StageTuning(compile=compile_)).draw(*ASKED)
+    for drawn, plain in zip(session.drawn.values(), Studio(folder).draw(*ASKED).drawn.values(), strict=True):
+        assert np.abs(drawn.pixels.astype(int) - plain.pixels).max() <= 1
+    assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
+
+
+@pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("compile_", ["none", "blocks"])
+def test_two_gpus_draw_what_two_forwards_on_one_draw(folder, compile_):
+    tuning = StageTuning(compile=compile_)
+    one, two = (Studio(folder, gpus=gpus, joined=False, tuning=tuning) for gpus in (("0",), ("0", "1")))
+    for drawn, other in zip(one.draw(*ASKED).drawn.values(), two.draw(*ASKED).drawn.values(), strict=True):
+        assert torch.equal(drawn.latents, other.latents)
+    two.runner.close()
+
+
+def test_texts_of_unequal_lengths_are_attended_by_flash_kernels():
+    generator = torch.Generator("cuda").manual_seed(0)
+    texts, pictures = (
+        [torch.randn(3, tokens, 4, 128, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
+        for tokens in (40, 256)
+    )
+    lengths = torch.tensor([40, 7, 40])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which refuses a mask
+        found = joint_attention(texts, pictures, lengths).float()
+    query, key, value = (torch.cat(pair, dim=1).float().transpose(1, 2) for pair in zip(texts, pictures, strict=True))
+    real = torch.ones(3, 296, dtype=torch.bool, device="cuda")
+    real[1, 7:40] = False
+    exact = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
+    torch.testing.assert_close(found[real], exact.transpose(1, 2)[real], rtol=0, atol=2e-2)
+    assert not found[~real].any()
