@@ -8,6 +8,7 @@ this costs what it takes itself (16 MiB: some 20 us), and a producer that dies l
 stream would wait for ever. A reader copies what it keeps, likewise to the end, before its release is reported.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from stages.connectors.shm import ShmReader, ShmWriter
 from stages.errors import PayloadTooLarge
 from stages.lease import Lease
 from stages.payload import Payload, PayloadRef, Tensor
+
+log = logging.getLogger("omni.connectors")
 
 
 class CudaIpcWriter(ShmWriter):
@@ -96,3 +99,12 @@ class CudaIpcReader(ShmReader):
                 block = DeviceBlock(memory, start + spec.offset, spec.nbytes)
                 here[spec.name] = Tensor(name=spec.name, dtype=spec.dtype, shape=spec.shape, on_device=block)
         return Payload(tensors=tuple(here[spec.name] for spec in ref.tensors), meta=ref.meta)
+
+    def detach(self, segment: str) -> None:
+        super().detach(segment)
+        address = self._buffers.pop(segment, None)
+        if address is not None:
+            try:
+                self._memory().detach(address)
+            except DeviceMemoryError as error:
+                log.warning("the buffer of ring %s, whose producer is dead, stays on the device: %s", segment, error)

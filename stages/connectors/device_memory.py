@@ -41,7 +41,11 @@ class DeviceMemory(Protocol):
         ...
 
     def attach(self, handle: bytes) -> int:
-        """The address, in this process and until it ends, of a buffer that another one has exported."""
+        """The address, in this process, of a buffer that another one has exported."""
+        ...
+
+    def detach(self, address: int) -> None:
+        """The buffer is not read any more here. Until then its memory is held, also when its owner is dead."""
         ...
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
@@ -127,6 +131,9 @@ class CudaMemory:
         opened = _Handle.from_buffer_copy(handle)
         self._call("cuIpcOpenMemHandle_v2", ctypes.byref(address), opened, ctypes.c_uint(_LAZY_PEER_ACCESS))
         return address.value
+
+    def detach(self, address: int) -> None:
+        self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         arguments = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes)

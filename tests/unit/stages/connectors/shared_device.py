@@ -25,6 +25,8 @@ class SharedDevice:
         self._room = room
         self._maps: list[mmap.mmap] = []
         self._names: dict[int, str] = {}
+        self.attached: set[int] = set()
+        self.broken = False
         self._queue: list[Callable[[], object]] = []
 
     def allocate(self, nbytes: int) -> int:
@@ -41,7 +43,14 @@ class SharedDevice:
         return self._names[address].encode().ljust(64, b"\0")
 
     def attach(self, handle: bytes) -> int:
-        return self._map(handle.rstrip(b"\0").decode())
+        address = self._map(handle.rstrip(b"\0").decode())
+        self.attached.add(address)
+        return address
+
+    def detach(self, address: int) -> None:
+        if self.broken:
+            raise DeviceMemoryError("invalid argument")
+        self.attached.remove(address)
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._queue.append(lambda: ctypes.memmove(target, source, nbytes))

@@ -32,6 +32,7 @@ class Way:
     writer: object
     reader: object
     memory: SharedDevice
+    theirs: SharedDevice
     on_device: bool
 
     def payload(self, data, name="a", meta=()):
@@ -54,12 +55,11 @@ class Kept(DeviceBlock):
 
 def open_ends(edge, owner="thinker.0", first=5, room=1 << 30):
     """Both ends, and the device of each of the two processes."""
+    memory, theirs = SharedDevice(f"{edge.rings[0].segment}-device", room), SharedDevice("")
     if edge.connector != "cuda_ipc":
-        return open_writer(edge, owner, itertools.count(first)), open_reader(edge), SharedDevice("omni-test-none")
-    memory = SharedDevice(f"{edge.rings[0].segment}-device", room)
-    theirs = SharedDevice("omni-test-none")
+        return open_writer(edge, owner, itertools.count(first)), open_reader(edge), memory, theirs
     writer = CudaIpcWriter(edge.rings[0], owner, itertools.count(first), memory)
-    return writer, CudaIpcReader(edge.rings, lambda: theirs), memory
+    return writer, CudaIpcReader(edge.rings, lambda: theirs), memory, theirs
 
 
 @pytest.fixture(params=["shm", "shm, of a device", "cuda_ipc", "cuda_ipc, of a device"])
@@ -68,8 +68,8 @@ def way(request):
     spec = RingSpec(segment=f"omni-test-{uuid.uuid4().hex[:12]}", slots=3, data_bytes=1 << 20, key=KEY)
     file = create_ring(spec)
     edge = EdgeSpec(producer="thinker", consumer="talker", mode="incremental", connector=connector, rings=(spec,))
-    writer, reader, memory = open_ends(edge)
-    yield Way(edge, writer, reader, memory, bool(where))
+    writer, reader, memory, theirs = open_ends(edge)
+    yield Way(edge, writer, reader, memory, theirs, bool(where))
     reader.close()
     writer.close()
     memory.remove()
@@ -191,7 +191,7 @@ def test_a_payload_without_bytes_takes_a_slot_all_the_same(way):
 def test_one_reader_serves_the_rings_of_several_replicas(way):
     spec = replace(way.edge.rings[0], segment=way.edge.rings[0].segment + "-1", slots=1)
     file = create_ring(spec)
-    writer, alone, memory = open_ends(replace(way.edge, rings=(spec,)), "thinker.1")
+    writer, alone, memory, _ = open_ends(replace(way.edge, rings=(spec,)), "thinker.1")
     both = replace(way.edge, rings=(*way.edge.rings, spec))
     reader = CudaIpcReader(both.rings, lambda: memory) if both.connector == "cuda_ipc" else open_reader(both)
     assert bytes(reader.get(way.writer.put([way.payload(b"zero")])[0]).tensor("a").host()) == b"zero"
@@ -199,6 +199,37 @@ def test_one_reader_serves_the_rings_of_several_replicas(way):
     with pytest.raises(ValueError, match="one ring"):
         open_writer(replace(both, connector="shm"), "thinker.0", itertools.count())
     for end in (alone, reader, writer):
+        end.close()
+    memory.remove()
+    file.close()
+    unlink(spec.segment)
+
+
+def test_the_ring_of_a_dead_producer_is_left_for_that_of_its_next_life(way, caplog):
+    """What the dead one has put is read until its ring is left; then its memory is given up, however that ends."""
+    spec = replace(way.edge.rings[0], segment=way.edge.rings[0].segment + "-g1")
+    gone = replace(spec, segment=spec.segment + "-g2")
+    file = create_ring(spec)
+    old, _ = way.writer.put([way.payload(b"old")])
+    writer, alone, memory, _ = open_ends(replace(way.edge, rings=(spec,)), "thinker.0", 1 << 32)
+    way.reader.attach(spec)
+    way.reader.attach(gone)
+    new, lease = writer.put([way.payload(b"new")])
+    assert lease.number == 1 << 32
+    for ref, data in ((new, b"new"), (old, b"old")):
+        assert bytes(way.reader.get(ref).tensor("a").host()) == data
+    opened = way.theirs.attached
+    assert len(opened) == (2 if way.on_device and way.edge.connector == "cuda_ipc" else 0)
+    way.reader.detach(way.edge.rings[0].segment)
+    way.reader.detach(gone.segment)
+    assert len(opened) in (0, 1)
+    with pytest.raises(StaleReference, match="is not attached"):
+        way.reader.get(old)
+    assert bytes(way.reader.get(new).tensor("a").host()) == b"new"
+    way.theirs.broken = True
+    way.reader.detach(spec.segment)
+    assert ("stays on the device" in caplog.text) == bool(opened)
+    for end in (alone, writer):
         end.close()
     memory.remove()
     file.close()
