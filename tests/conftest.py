@@ -21,7 +21,8 @@ atexit.register(shutil.rmtree, os.environ["OMNI_SHM_DIR"], ignore_errors=True)
 with suppress(ImportError):  # tests/gpu does without
     from hypothesis import settings
 
-    settings.register_profile("omni", deadline=None)  # a slow machine is no failure
+    # A slow machine is no failure; what is drawn is drawn again the next time, but for soak tests.
+    settings.register_profile("omni", deadline=None, derandomize=not os.environ.get("OMNI_SOAK"))
     settings.load_profile("omni")
 pytest.register_assert_rewrite("tests.integration.cli")
 

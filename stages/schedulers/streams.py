@@ -84,7 +84,7 @@ class StreamScheduler:
             raise ValueError(f"stream from {producer!r} of request {uid} has ended already")
         stream.units += units
         stream.eos = eos
-        return self._reconsider(entry)
+        return bool(units or eos) and self._reconsider(entry)  # a message that brings nothing changes nothing
 
     def size(self, uid: int, tokens: int) -> None:
         """Raises KeyError for an unknown request, ValueError for a prompt without a token."""

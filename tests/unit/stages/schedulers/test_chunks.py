@@ -35,6 +35,15 @@ def rows(scheduler, held=NONE):
     return [(row.uid, row.position, row.units) for row in output.rows]
 
 
+def test_a_message_without_units_makes_no_row_run_again():
+    scheduler = chunked()
+    add(scheduler, 0, units=4)
+    output = scheduler.schedule({}, NONE)
+    scheduler.extend(0, "a", 0, False)
+    scheduler.update((RowProgress(uid=output.rows[0].uid, units=0),))
+    assert rows(scheduler) == []
+
+
 def test_a_row_waits_until_its_chunk_is_complete():
     scheduler = chunked()
     add(scheduler, 0, units=3)
