@@ -1,11 +1,14 @@
 """The folder of one run: `<base>/<recipe>/<time>/`, created for this run alone, with the names of the files in it."""
 
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
-from omni_cli.artifacts.atomic import failed, make_folder
+from omni_cli.artifacts.atomic import failed, make_folder, write_text
 from omni_cli.artifacts.names import safe_name
 from omni_cli.errors import ConfigError
 
@@ -68,6 +71,10 @@ class RunFolder:
     @property
     def plan(self) -> Path:
         return self.path / "plan.json"
+
+    def keep_plan(self, document: Mapping[str, Any]) -> None:
+        """What the run is carried by; its trace cannot be replayed without. Raises ArtifactError."""
+        write_text(self.plan, json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 
     @property
     def trace(self) -> Path:

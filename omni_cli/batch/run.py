@@ -3,14 +3,12 @@
 The order here is the order of a run's life: what can be found wrong before anything is written or started is.
 """
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from pathlib import Path
 
-from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.artifacts.writer import ArtifactWriter
 from omni_cli.batch.display import AnswerDisplay, Display
@@ -55,7 +53,7 @@ def run_once(words: Sequence[str], options: RunOptions) -> int:
                 state = RunState(plan=plan, folder=folder, started_at=started_at, tasks=tasks)
                 writer = stack.enter_context(ArtifactWriter(folder))
                 todo = remaining(state) if options.resume is not None else tasks
-                write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
+                folder.keep_plan(plan.document())
                 stack.enter_context(_concluded(state, writer, quiet=options.quiet))
             if options.resume is not None and not options.quiet:
                 say(f"{len(tasks) - len(todo)} of {len(tasks)} requests are done already")

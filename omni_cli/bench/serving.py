@@ -5,7 +5,6 @@ named, and is part of no other figure.
 """
 
 import asyncio
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +102,7 @@ def bench_run(
         folder = (
             RunFolder.create(recipe=loaded.recipe, started_at=prepared.now) if out is None else RunFolder.claim(out)
         )
-        write_text(folder.plan, json.dumps(plan.document(), ensure_ascii=False, indent=2) + "\n")
+        folder.keep_plan(plan.document())
         with logging_to(folder.path / "run.log", quiet=True):
             try:
                 if requests.step_flop and not serving.peak:

@@ -64,6 +64,7 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
         started_at = datetime.now().astimezone()
         folder = RunFolder.create(recipe=f"serve/{loaded.recipe}", started_at=started_at)
         with listening, logging_to(folder.path / "run.log", quiet=quiet), contextlib.ExitStack() as held:
+            folder.keep_plan(plan.document())
             log.info("files: %s", shown(folder.path))
             recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
             if recorder is not None:

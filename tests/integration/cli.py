@@ -23,8 +23,10 @@ from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
 from omni_cli.errors import OmniError
 from omni_cli.launch.rings import SHM_DIR
-from omni_cli.trace.check import check
+from omni_cli.trace.check import Checked
 from omni_cli.trace.reader import TraceReader
+from omni_cli.trace.recorded_plan import recorded_plan
+from omni_cli.trace.replay import Replay
 
 ROOT = Path(__file__).parents[2]
 Found = TypeVar("Found")
@@ -192,12 +194,13 @@ def leaves_nothing() -> Iterator[None]:
 
 
 def check_trace(run: Path) -> None:
-    """Every trace of the run is clean."""
+    """Every trace of the run is clean, and its events are decided again as they were."""
     traces = sorted(run.glob("trace*.jsonl"))
     assert traces
     for trace in traces:
-        findings = check(TraceReader(trace))
-        assert findings == [], f"{trace}: {findings}"
+        checked = Checked(TraceReader(trace))
+        divergences = Replay(recorded_plan(trace, None), checked).run()
+        assert (checked.findings, divergences) == ([], []), trace
 
 
 def kill(pid: int) -> None:
