@@ -13,8 +13,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first round")
     parser.add_argument("--rounds", type=int, default=5000)
-    parser.add_argument("--bounded", action="store_true", help="stages that hold a model in the last ten rounds only")
-    parser.add_argument("--ground", help="all rounds on this deployment, ten a start")
+    parser.add_argument("--bounded", action="store_true", help="one kill of a stage that holds a model in all")
+    parser.add_argument("--ground", help="all rounds on this deployment, over one start")
     parser.add_argument("--minutes", type=float, help="begin no launch after so long")
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)  # stages die by the hundred

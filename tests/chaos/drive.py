@@ -12,8 +12,8 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -35,11 +35,10 @@ from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import RequestError
 from omni_cli.trace.frame import run_started
-from stages.config import StageSpec
 from stages.connectors.ring import SHM_DIR, live_slots
 from stages.events import StageIdle
 from tests.chaos.drawn import CANCEL, KILL, LEAVE, MEDIA_BYTES, RAISE, SLOW, STOP, Act, Round, draw, moments
-from tests.chaos.ground import Ground, place_of
+from tests.chaos.ground import SIZES, Ground, place_of
 from tests.integration.recorded import Recording
 
 QUIET_S = 30.0  # for everything to come to rest: far more than it takes
@@ -62,11 +61,13 @@ class Tally:
 class Launch:
     """Rounds over one start of a ground."""
 
-    def __init__(self, ground: Ground, seed: int, tally: Tally) -> None:
+    def __init__(self, ground: Ground, seed: int, tally: Tally, deadly: int) -> None:
+        """One round in `deadly` kills a stage."""
         self.plan = ground.plan()
         self._ground = ground
         self._seed = seed
         self._tally = tally
+        self._deadly = deadly
         self._place = place_of(self.plan)
         self._recording = Recording()
         self._run_id = secrets.token_hex(4)
@@ -81,12 +82,12 @@ class Launch:
         self._undisturbed: dict[int, dict[str, OmniOutput]] = {}
 
     def run(self, numbers: Sequence[int]) -> None:
-        """The rounds of these numbers, the last of which is deadly, then the end of the run. Raises Violation."""
+        """The rounds of these numbers, then the end of the run. Raises Violation."""
         resource_tracker.ensure_running()  # a process and a descriptor that stay, whoever starts it
         before = _left(self._run_id), _descriptors(), _children()
         hear = Fanout(self._recording.hear, self._hear, self._listener_that_fails)
         hear(CONTROL, run_started(self.plan, self._run_id, datetime.now(UTC)))
-        specs = self._specs()
+        specs = stage_specs(self.plan, self._run_id, media_bytes=0 if self._ground.torch else 2 * MEDIA_BYTES)
         running = LocalLauncher(self.plan, specs, listener=hear, on_progress=lambda line: None).start()
         try:
             asyncio.run(self._rounds(running, hear, numbers))
@@ -96,39 +97,34 @@ class Launch:
             running.stop()
         self._recording.live_slots = running.live_slots
         _hold("what is left behind", (_left(self._run_id), _descriptors(), _children()), before)
-        if not self._killed:  # a dead owner marks no slot of its ring as free
-            _hold("slots that were held at the end", running.live_slots, 0)
+        _hold("slots that were held at the end", running.live_slots, 0)
         _hold("omni trace check", self._recording.findings(), [])
 
     async def _rounds(self, running: object, hear: Fanout, numbers: Sequence[int]) -> None:
         async with OmniEngine(self.plan, running, listener=hear) as engine:
             self._engine, self._loop = engine, asyncio.get_running_loop()
-            held: tuple[int, dict[str, int]] | None = None
+            await self._learn()
+            held = self._held()
             for number in numbers:
                 self.number = number
-                drawn = self._drawn = draw(self._seed, number, self._place, deadly=number == numbers[-1])
-                await self._learn(drawn)
-                await self._round(drawn)
+                self._drawn = draw(self._seed, number, self._place, deadly=number % self._deadly == self._deadly - 1)
+                await self._round(self._drawn)
                 self._tally.rounds += 1
-                if self._killed:
-                    return
-                if held is not None:
-                    _hold("descriptors", self._held(), held)
-                held = self._held()
+                _hold("descriptors and rings", self._held(), held)
 
-    async def _learn(self, drawn: Round) -> None:
-        """What a model answers undisturbed; of the others it can be computed."""
-        for ask in drawn.asks if self._ground.torch else ():
-            if (size := self._ground.size(ask)) not in self._undisturbed:
-                assembler = OutputAssembler(self._place.outputs)
-                request = self._ground.request(f"of {size}", replace(ask, outputs=self._place.outputs), None)
-                async with aclosing(self._engine.generate(request)) as chunks:
-                    async for chunk in chunks:
-                        assembler.add(chunk)
-                self._undisturbed[size] = assembler.outputs
+    async def _learn(self) -> None:
+        """What a model answers undisturbed; of the others it can be computed. All that is opened once is open then."""
+        for size in SIZES:
+            assembler = OutputAssembler(self._place.outputs)
+            async with aclosing(self._engine.generate(self._ground.undisturbed(size, self._place))) as chunks:
+                async for chunk in chunks:
+                    assembler.add(chunk)
+            self._undisturbed[size] = assembler.outputs
+        await self._rest()
 
     async def _round(self, drawn: Round) -> None:
         self._numbers.clear()
+        self._killed.clear()
         self._ended.clear()
         self._open = [act for act in drawn.acts if act.what in (CANCEL, LEAVE, STOP, KILL)]
         self._leaving = {n: asyncio.Event() for n in range(len(drawn.asks))}
@@ -191,27 +187,28 @@ class Launch:
         """Until every request is over in every stage, and every slot free in the header of its ring."""
         end_s = time.monotonic() + QUIET_S
         lifecycle, ledger = self._engine.state
-        while lifecycle.requests or len(ledger) or self._stopped or self._slots():
+        while lifecycle.requests or len(ledger) or self._stopped or self._waiting() or self._slots():
             if time.monotonic() > end_s:
-                raise Violation(f"not at rest: requests {lifecycle.requests}, leases {ledger.live()}, {self._slots()}")
+                runtime = f"requests {lifecycle.requests}, leases {ledger.live()}"
+                raise Violation(f"not at rest: {runtime}, slots {self._slots()}, not ready: {self._waiting()}")
             await asyncio.sleep(0.0005)  # a ring's header has no event to wait on
 
+    def _waiting(self) -> list[str]:
+        """The processes that are to be started again, or start."""
+        return [replica.process for replica in self._engine.replicas if replica.word != "ready"]
+
     def _slots(self) -> dict[str, tuple[int, ...]]:
-        """The written slots of each ring whose writer lives."""
-        dead = {spec.segment for name in self._killed for spec in self._rings_of(name)}
-        found = {name: live_slots(name) for name in _left(self._run_id) - dead}
+        """The written slots of each ring that there is."""
+        found = {}
+        for name in _left(self._run_id):
+            with suppress(FileNotFoundError):  # a dead writer's, gone a moment ago
+                found[name] = live_slots(name)
         return {name: slots for name, slots in found.items() if slots}
 
-    def _specs(self) -> tuple[StageSpec, ...]:
-        return stage_specs(self.plan, self._run_id, media_bytes=0 if self._ground.torch else 2 * MEDIA_BYTES)
-
-    def _rings_of(self, stage: str) -> list:
-        return [ring for spec in self._specs() if spec.stage == stage for edge in spec.consumers for ring in edge.rings]
-
-    def _held(self) -> tuple[int, dict[str, int]]:
-        """Descriptors of this process and of each stage."""
-        stages = {name: _descriptors(pid) for name, pid in self._pids.items()}
-        return _descriptors(), stages
+    def _held(self) -> tuple[int, dict[str, int], int]:
+        """Descriptors of this process and of each stage, and how many rings there are."""
+        stages = {name: _descriptors(pid) for name, pid in sorted(self._pids.items())}
+        return _descriptors(), stages, len(_left(self._run_id))
 
     # what is heard, and done then
 

@@ -16,6 +16,7 @@ from tests.integration.recorded import plan_of
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NARROW = ("slots=2", "ring_bytes=131072")  # the largest drawn payload fits twice
+SIZES = (1, 2, 3)
 _TOLERANCE = 1e-4  # of a waveform that was batched otherwise
 
 
@@ -29,13 +30,17 @@ class Ground:
     torch: bool = False
 
     def plan(self) -> ExecutionPlan:
-        return plan_of(f"recipe={self.recipe}", *self.words)
+        """Every death is followed by a start at once, however many there are."""
+        stages = plan_of(f"recipe={self.recipe}").stages
+        again = ("restarts=1000", "restart_window_s=0.001")
+        words = [f"deploy.stages.{stage.name}.{setting}" for stage in stages for setting in again]
+        return plan_of(f"recipe={self.recipe}", *self.words, *words)
 
     def request(self, name: str, ask: Ask, raises: tuple[str, int] | None) -> OmniRequest:
         """`raises` is the stage, and the unit, where the model's own code fails."""
         user = ChatMessage(role="user", parts=(Part(kind="text", text=WORDS[0] if self.torch else _text(ask)),))
         if self.torch:
-            limits = {"thinker": _greedy(4 * self.size(ask)), "talker": _greedy(6 * self.size(ask))}
+            limits = {"thinker": _greedy(4 * _size(ask)), "talker": _greedy(6 * _size(ask))}
             return OmniRequest(
                 request_id=name, seed=0, conversation=(user,), outputs=ask.outputs, sampling=limits, timeout_s=60
             )
@@ -58,15 +63,15 @@ class Ground:
             ),
         )
 
-    def size(self, ask: Ask) -> int:
-        """What a model's undisturbed answer depends on: few, so that few have to be known."""
-        return 1 + ask.words % 3
+    def undisturbed(self, size: int, place: Place) -> OmniRequest:
+        ask = Ask(seed=0, words=size - 1, outputs=place.outputs, frames=7, payload_bytes=0, media_bytes=0)
+        return self.request(f"of size {size}", ask, None)
 
     def wrong(self, ask: Ask, outputs: dict[str, OmniOutput], undisturbed: dict[int, dict[str, OmniOutput]]) -> str:
         """What differs from the undisturbed answer; empty if nothing does."""
         for modality, output in outputs.items():
             if self.torch:
-                reference = undisturbed[self.size(ask)][modality]
+                reference = undisturbed[_size(ask)][modality]
                 same = reference.text == output.text and _near(_sound(reference), _sound(output))
             elif modality == "text":
                 same = output.text == _answer(ask)
@@ -76,6 +81,11 @@ class Ground:
             if not same:
                 return f"{modality} differs from the undisturbed one"
         return ""
+
+
+def _size(ask: Ask) -> int:
+    """What a model's undisturbed answer depends on: few, so that few have to be known."""
+    return 1 + ask.words % len(SIZES)
 
 
 def _text(ask: Ask) -> str:
