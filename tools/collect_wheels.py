@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 NEEDED = (
     "annotated-types",
     "cffi",
+    "diffusers",
     "hydra-core",
+    "importlib-metadata",
     "omegaconf",
     "pycparser",
     "pydantic",

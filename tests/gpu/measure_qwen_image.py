@@ -11,6 +11,9 @@ import gc
 import json
 import math
 import time
+import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -106,28 +109,38 @@ class Measurement:
                     num_inference_steps=number, generator=torch.Generator().manual_seed(1), output_type="np",
                 )  # fmt: skip
             self.note("diffusers, as shipped", side, steps, self.clock() - begin)
-        pipeline.transformer.set_attn_processor(JointAttention())
+
+    def attempt(self, work: Callable[..., None], *arguments: object) -> None:
+        """What fails leaves the rest its turn."""
+        try:
+            work(*arguments)
+        except Exception:
+            traceback.print_exc()
 
     def run(self) -> None:
-        self.one_device(self.stepper())
+        self.attempt(self.one_device, self.stepper())
         gc.collect()
         if self.gpus:
             torch.cuda.empty_cache()
         if self.small or len(self.gpus) > 1:
-            both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks")
-            self.ours("omni, compiled blocks, two devices", both)
-            both.runner.close()
+            self.attempt(self.two_devices)
+
+    def two_devices(self) -> None:
+        both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks")
+        self.ours("omni, compiled blocks, two devices", both)
+        both.runner.close()
 
     def one_device(self, stepper: Shared) -> None:
         first = self.gpus[:1]
         plain = self.studio(stepper, first)
-        self.theirs(stepper)
+        self.attempt(self.theirs, stepper)
+        stepper.pipeline.transformer.set_attn_processor(JointAttention())
         self.ours("omni, not compiled", plain)
         compiled = self.studio(stepper, first, compile="blocks")
         self.ours("omni, compiled blocks", compiled)
         for backend in () if self.small else BACKENDS:
             with attention_backend(backend):
-                self.ours(f"omni, compiled blocks, {backend}", compiled, brief=True)
+                self.attempt(partial(self.ours, f"omni, compiled blocks, {backend}", compiled, brief=True))
         # Last, since its hooks stay on the blocks, which are compiled already.
         self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))
 

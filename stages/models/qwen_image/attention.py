@@ -1,9 +1,10 @@
 """Joint attention of Qwen-Image over texts of unequal lengths without a mask, which no flash kernel takes.
 
-Rows whose texts are equally long attend together, their padding cut off; attention itself is diffusers', by whichever
-backend is set there. Knows no request.
+Rows side by side whose texts are equally long attend together, their padding cut off; attention itself is by whichever
+backend is set in diffusers. Knows no request.
 """
 
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -17,27 +18,25 @@ def _joint(texts: list[torch.Tensor], pictures: list[torch.Tensor], lengths: tor
 
     An operation of its own, so that compiled blocks stay whole and no length is compiled in.
     """
-    tokens, groups = texts[0].shape[1], _groups(lengths.tolist())
-    if list(groups) == [tokens]:
+    (rows, tokens, *_), runs = texts[0].shape, [(length, len(list(same))) for length, same in groupby(lengths.tolist())]
+    if runs == [(tokens, rows)]:
         return _attend(texts, pictures)
-    joint = torch.zeros_like(torch.cat([texts[0], pictures[0]], dim=1))
-    for length, rows in groups.items():
-        found = _attend([each[rows, :length] for each in texts], [each[rows] for each in pictures])
-        joint[rows, :length], joint[rows, tokens:] = found[:, :length], found[:, length:]
+    joint = _joint_shape(texts, pictures, lengths).zero_()
+    end = 0
+    for length, count in runs:
+        run, end = slice(end, end + count), end + count
+        found = _attend([each[run, :length] for each in texts], [each[run] for each in pictures])
+        joint[run, :length], joint[run, tokens:] = found[:, :length], found[:, length:]
     return joint
 
 
 def _joint_shape(texts: list[torch.Tensor], pictures: list[torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(torch.cat([texts[0], pictures[0]], dim=1))
+    rows, tokens, heads, features = texts[0].shape
+    return texts[0].new_empty(rows, tokens + pictures[0].shape[1], heads, features)
 
 
 joint_attention = torch.library.custom_op("omni::joint_attention", _joint, mutates_args=())
 joint_attention.register_fake(_joint_shape)
-
-
-def _groups(lengths: list[int]) -> dict[int, list[int]]:
-    """The rows of each length."""
-    return {length: [row for row, other in enumerate(lengths) if other == length] for length in dict.fromkeys(lengths)}
 
 
 def _attend(texts: list[torch.Tensor], pictures: list[torch.Tensor]) -> torch.Tensor:
