@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from omni_cli.errors import LaunchError, reason
 from omni_cli.launch.mps import MpsDaemon
 from omni_cli.launch.rings import Rings, remove_stale
 from omni_cli.launch.running import RunningStages
@@ -51,6 +52,12 @@ class LocalLauncher:
         To be called by a thread that lives as long as the run: the kernel ends the stages with it. However this call
         is left, by an error or by a signal, nothing of the run remains.
         """
+        try:
+            return self._start()
+        except OSError as error:
+            raise LaunchError(f"the stages cannot be started: {reason(error)}") from error
+
+    def _start(self) -> RunningStages:
         for segment in remove_stale():
             log.info("removed %s, left behind by a run that has died", segment)
         rings = Rings(self._specs)

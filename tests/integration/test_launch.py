@@ -2,6 +2,7 @@
 
 import logging
 import os
+import resource
 import signal
 import uuid
 from collections.abc import Iterator
@@ -259,3 +260,23 @@ def test_a_listener_hears_of_every_death_when_the_start_is_interrupted(run_id: s
     with pytest.raises(KeyboardInterrupt):
         launcher(fake_specs(run_id), heard=heard, on_progress=interrupt).start()
     assert len(heard.of(ProcessDead)) == len(heard.of(ProcessStarted)) == 3
+
+
+def test_a_start_that_finds_no_descriptor_says_which_limit_to_raise(run_id: str) -> None:
+    """Wherever they run out: rings, pipes, the processes' own."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    for free in range(0, 40, 3):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
+        said = ""
+        try:
+            with launcher(fake_specs(run_id)).start():
+                break
+        except LaunchError as error:
+            said = str(error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert "Too many open files: this process may have no more files open; raise `ulimit -n`" in said
+        assert traces(run_id).segments == frozenset()
+    assert free > 0

@@ -55,7 +55,7 @@ def right(recording: Recording, *names: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["complete", "incremental"])
-def test_every_stage_may_die_and_serves_again(mode: str) -> None:
+def test_r91_every_stage_may_die_and_serves_again(mode: str) -> None:
     words = [f"pipeline.stages.{c}.inputs.{p}={mode}" for c, p in (("talker", "thinker"), ("code2wav", "talker"))]
 
     async def act(session: Session) -> None:
