@@ -29,7 +29,7 @@ async def requests(service: TheService) -> dict[str, Any]:
         run=run_started(service.plan, "", datetime.fromtimestamp(0, UTC)),
         lifecycle=lifecycle,
         ledger=ledger,
-        heard=service.heard.at,
+        heard=service.heard,
         now_ns=now_ns,
     )
     found = [

@@ -120,7 +120,7 @@ class _Look:
                 run=replay.started,
                 lifecycle=replay.orchestrator.lifecycle,
                 ledger=ledger,
-                heard=replay.heard.at,
+                heard=replay.heard,
                 now_ns=replay.now_ns,
             )
         )

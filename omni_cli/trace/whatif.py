@@ -1,8 +1,8 @@
 """A deployment simulated event by event: the stages' own schedulers and pools, over steps and requests of a trace.
 
-Not modelled: GPUs, cores and memory bandwidth that processes share, room for KV that a plan would no longer grant, full
-rings on `complete` edges, previews and shapes of pictures. Step times beyond the recorded batch sizes follow the fitted
-line.
+Not modelled: GPUs, cores and memory bandwidth that processes share, room for KV that a plan would no longer grant,
+`max_queue`, full rings on `complete` edges, previews and shapes of pictures. Step times beyond the recorded batch sizes
+follow the fitted line.
 """
 
 import heapq

@@ -21,7 +21,9 @@ def changed_plan(plan: ExecutionPlan, words: Sequence[str]) -> ExecutionPlan:
     """`deploy.stages.STAGE.KEY=VALUE` for KEYS, in the grammar of every command. ConfigError with all that is wrong."""
     overrides, found = classify(words, takes_text)
     problems, stages = list(found), {stage.name: stage for stage in plan.stages}
-    for override in overrides:
+    for override in sorted(
+        overrides, key=lambda each: each.key.endswith(".replicas")
+    ):  # their number has the last word
         match override.key.split("."):
             case ["deploy", "stages", name, key] if name in stages and key in KEYS:
                 stage, wrong = _changed(stages[name], key, override)
@@ -49,20 +51,14 @@ def measured(plan: ExecutionPlan, processes: Sequence[ProcessSummary]) -> Execut
 
 
 def _changed(stage: StagePlan, key: str, override: Override) -> tuple[StagePlan, list[Problem]]:
-    if key == "replicas":
-        if type(override.value) is not int or override.value < 1:
-            return stage, [_problem(override, f"must be a number of replicas, 1 or more; got {override.value!r}")]
-        value: Any = override.value
-    else:
-        config, problems = validated(StageDeployConfig, {key: override.value}, ("deploy", "stages", stage.name))
-        if config is None:
-            return stage, problems
-        value = getattr(config, key)
-    return stage.model_copy(update=dict(_fields(stage, key, value))), []
+    config, problems = validated(StageDeployConfig, {key: override.value}, ("deploy", "stages", stage.name))
+    if config is None:
+        return stage, problems
+    return stage.model_copy(update=dict(_fields(stage, key, getattr(config, key)))), []
 
 
 def _fields(stage: StagePlan, key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if key == "replicas":
+    if key == "replicas" and value is not None:
         yield "replicas", tuple(ReplicaPlan(index=index, devices=()) for index in range(value))
     elif key == "devices" and value is not None:
         yield "replicas", tuple(ReplicaPlan(index=index, devices=devices) for index, devices in enumerate(value))

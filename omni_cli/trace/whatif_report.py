@@ -7,8 +7,8 @@ from omni_cli.trace.step_model import StepModel
 from omni_cli.trace.whatif import Outcome, percentile, stages_by_queue
 
 NOT_MODELLED = (
-    "not modelled: GPUs, cores and memory bandwidth that processes share; previews and shapes of pictures; step times "
-    "beyond the recorded batch sizes follow the fitted line"
+    "not modelled: GPUs, cores and memory bandwidth that processes share; max_queue; previews and shapes of pictures; "
+    "step times beyond the recorded batch sizes follow the fitted line"
 )
 QUEUED = 0.5  # requests that wait for a slot on average: from there on a stage is what holds up the others
 HEADER = ("load", "requests/s", "TTFT ms", "TTFA ms", "total ms")

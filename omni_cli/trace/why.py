@@ -3,7 +3,7 @@
 Reads the state that the lifecycle tables and the lease ledger are in; decides nothing and knows no clock of its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,7 +26,7 @@ from omni_cli.runtime.lifecycle import Lease as LeaseState
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.show import duration, plain
 from omni_cli.trace.summary import RequestSummary
-from stages.events import StageCancelled, StageFailed, StageFinished, StepDone
+from stages.events import ProcessReady, StageCancelled, StageFailed, StageFinished, StepDone
 from stages.messages import REQUEST
 
 NAMED = 5  # other requests in a stage that are named
@@ -34,16 +34,21 @@ NAMED = 5  # other requests in a stage that are named
 
 @dataclass(slots=True)
 class LastHeard:
-    """A listener: when each stage process last said something of each request that it still holds, ns."""
+    """A listener: when each stage process last said something of each request that it still holds, ns; and which
+    processes of a stage are ready, once one was."""
 
     at: dict[tuple[int, str], int] = field(default_factory=dict)
+    ready: dict[str, set[str]] = field(default_factory=dict)
 
     def __call__(self, source: str, event: Event) -> None:
-        if isinstance(event, StepDone):
+        if isinstance(event, ProcessReady):
+            self.ready.setdefault(source.rpartition(".")[0], set()).add(source)
+        elif isinstance(event, StepDone):
             self.at.update(((row.uid, source), event.end_ns) for row in event.rows)
         elif isinstance(event, StageFinished | StageFailed | StageCancelled):
             self.at.pop((event.uid, source), None)
         elif isinstance(event, ProcessDead):
+            self.ready.get(event.process.rpartition(".")[0], set()).discard(event.process)
             for key in [key for key in self.at if key[1] == event.process]:
                 del self.at[key]
         elif (uid := getattr(event, "uid", None)) is not None:
@@ -57,7 +62,7 @@ class Moment:
     run: RunStarted
     lifecycle: Lifecycle
     ledger: LeaseLedger
-    heard: Mapping[tuple[int, str], int]
+    heard: LastHeard
     now_ns: int
 
     def find(self, request_id: str) -> RequestRecord | None:
@@ -88,7 +93,7 @@ def moment(events: Iterable[TraceEvent], request_id: str, after_ns: int | None) 
             with suppress(IllegalTransition):  # the live run went on as well; `omni trace check` reports it
                 lifecycle.apply(line.source, line.event)
                 ledger.apply(line.source, line.event)
-    return Moment(run=started, lifecycle=lifecycle, ledger=ledger, heard=heard.at, now_ns=end_ns)
+    return Moment(run=started, lifecycle=lifecycle, ledger=ledger, heard=heard, now_ns=end_ns)
 
 
 def _time(line: TraceEvent) -> int:
@@ -174,6 +179,8 @@ class _Paragraph:
             yield f"{record.process} is done with it ({record.state}), and what it said last was not routed yet."
 
     def _absent(self, stage: str) -> Iterator[str]:
+        if self._at.heard.ready.get(stage) == set():
+            yield f"No process of {stage} is alive; it waits for one to be started again."
         producers = [p for p in self._producers(stage) if p in self._record.admitted.stages]
         if not producers:
             yield f"It was not submitted to {stage}: it was just admitted, or its media wait for room in the ring."
@@ -220,7 +227,7 @@ class _Paragraph:
         return f"{len(running)} run there ({', '.join(running[:NAMED])}{more})"
 
     def _since(self, record: StageRecord) -> str:
-        heard_ns = self._at.heard.get((self._uid, record.process))
+        heard_ns = self._at.heard.at.get((self._uid, record.process))
         return "" if heard_ns is None else f", last heard of {duration(self._at.now_ns - heard_ns)} before"
 
     def _unread(self, record: StageRecord) -> Iterator[str]:

@@ -159,7 +159,7 @@ def test_a_kind_of_step_that_is_rare_is_taken_with_the_others():
         ("deploy.stages.talker.max_batches=8", "the nearest is `deploy.stages.talker.max_batch`"),
         ("deploy.stages.singer.max_batch=8", "cannot be changed in a recorded run"),
         ("deploy.stages.talker.max_batch=0", "greater than or equal to 1"),
-        ("deploy.stages.talker.replicas=0", "a number of replicas, 1 or more"),
+        ("deploy.stages.talker.replicas=0", "greater than or equal to 1"),
         ("recipe=synthetic_dag", "cannot be changed in a recorded run"),
     ],
 )

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import pytest
 
-from omni_cli.runtime.events import ProcessDead
+from omni_cli.runtime.events import CONTROL, ProcessDead, StageSubmitted
 from omni_cli.runtime.lifecycle import OUTPUT_ENDED, REQUEST_ENDED
 from omni_cli.trace.show import growth
 from omni_cli.trace.split import levels, split
@@ -62,6 +64,14 @@ def test_without_a_moment_the_end_of_the_trace_counts():
     state = moment(cut, "r1", None)
     assert state.why(state.find("r1")).startswith("r1 was admitted")
     assert moment(cut[1:], "r1", None) is None
+
+
+def test_a_stage_without_a_process_is_named():
+    trace = SCENARIOS["finished"](SEED)
+    cut = next(place for place, line in enumerate(trace) if isinstance(line.event, StageSubmitted)) + 1
+    dead = ProcessDead(t_ns=trace[cut - 1].event.t_ns, process="talker.0", expected=False, cause="killed")
+    state = moment([*trace[:cut], replace(trace[cut], source=CONTROL, event=dead)], "r1", None)
+    assert "No process of talker is alive" in state.why(state.find("r1"))
 
 
 @pytest.mark.parametrize(
