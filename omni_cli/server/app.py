@@ -17,7 +17,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from omni_cli.config.schema import ServeConfig
 from omni_cli.errors import OmniError
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.server import chat, completions, debug, images, playground, realtime, speech, system, tokens, unserved
+from omni_cli.server import (
+    chat,
+    completions,
+    debug,
+    image_edits,
+    images,
+    playground,
+    realtime,
+    speech,
+    system,
+    tokens,
+    unserved,
+)
 from omni_cli.server.errors import ApiError, api_error, invalid
 from omni_cli.server.fetching import Fetcher
 from omni_cli.server.leaving import ClientLeft
@@ -28,7 +40,7 @@ from omni_cli.server.service import Service
 
 _HTTP_CODES = {400: "invalid_body", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 
-_MODULES = (system, debug, chat, completions, speech, images, tokens, realtime, unserved, playground)
+_MODULES = (system, debug, chat, completions, speech, images, image_edits, tokens, realtime, unserved, playground)
 _ROUTERS = tuple(module.router for module in _MODULES)
 
 KEY_PROTOCOL = "openai-insecure-api-key."

@@ -1,4 +1,7 @@
-"""POST /v1/images/generations: pictures of a prompt, each with its seed; refused for a recipe that draws none."""
+"""POST /v1/images/generations: pictures of a prompt, each with its seed; refused for a recipe that draws none.
+
+How pictures are answered is `edits`' way as well.
+"""
 
 import asyncio
 import time
@@ -19,7 +22,7 @@ from omni_cli.server.errors import ApiError, bad_request
 from omni_cli.server.leaving import EventStream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL
 from omni_cli.server.prepare import Preparer
-from omni_cli.server.protocol import ImageRequest
+from omni_cli.server.protocol import ImageEditRequest, ImageRequest
 from omni_cli.server.service import Service
 from omni_cli.server.sound import b64
 from omni_cli.server.system import TheService, TheTraceparent, check_model, require_output
@@ -28,7 +31,13 @@ from stages.payload import Payload
 router = APIRouter()
 
 IMAGE = "image"
-_IDLE = {"quality": ("auto", "standard"), "style": (), "moderation": ("auto",), "guidance_scale": ()}
+_IDLE = {
+    "quality": ("auto", "standard"),
+    "style": (),
+    "moderation": ("auto",),
+    "guidance_scale": (),
+    "input_fidelity": (),
+}
 """What no model here follows, and the values with which that makes no difference."""
 _QUALITY = 100  # OpenAI's default of `output_compression`
 
@@ -40,9 +49,16 @@ async def generations(
     """As OpenAI's. Beside it: `seed` of each picture, which draws it again alone, and `warnings`."""
     check_model(service, body.model)
     require_output(service, IMAGE, request.url.path)
+    return await answer(request, service, body, traceparent)
+
+
+async def answer(
+    request: Request, service: Service, body: ImageRequest, traceparent: str | None, pictures: Sequence[bytes] = ()
+) -> Response:
+    """The pictures, or their events. `pictures` are files to start from. Raises ApiError or InputError."""
     _refuse_unsupported(body)
     preparer: Preparer = request.app.state.preparer
-    prepared, idle = await preparer.images(body, traceparent)
+    prepared, idle = await preparer.images(body, traceparent, pictures)
     if body.stream:
         held, dropped = AsyncExitStack(), asyncio.Event()
         await unless_client_leaves(request, service.enter(prepared.requests, held))
@@ -88,7 +104,7 @@ def _refuse_unsupported(body: ImageRequest) -> None:
 
 def _unused(body: ImageRequest) -> Iterator[str]:
     for name, idle in _IDLE.items():
-        value = getattr(body, name)
+        value = getattr(body, name, None)
         if value is not None and value not in idle:
             hint = "; true_cfg_scale has one, beside negative_prompt" if name == "guidance_scale" else ""
             yield f"{name} has no effect on this model{hint}"
@@ -134,7 +150,7 @@ async def _events(
     service: Service, body: ImageRequest, request: OmniRequest, notes: list[str], dropped: asyncio.Event
 ) -> AsyncGenerator[Mapping[str, Any], None]:
     """The picture on its way, as often as was asked for, and then the picture."""
-    shown = 0
+    shown, kind = 0, "image_edit" if isinstance(body, ImageEditRequest) else "image_generation"
     async with aclosing(service.chunks(request, dropped)) as chunks:
         async for chunk in chunks:
             if chunk.payload is None:
@@ -153,9 +169,9 @@ async def _events(
             if chunk.eos:
                 warnings = list(dict.fromkeys([*notes, *_notes(chunk.payload)]))
                 usage = _usage(service, [request], [chunk.payload])
-                yield {"type": "image_generation.completed", **told, "usage": usage, "warnings": warnings}
+                yield {"type": f"{kind}.completed", **told, "usage": usage, "warnings": warnings}
             else:
-                yield {"type": "image_generation.partial_image", **told, "partial_image_index": shown}
+                yield {"type": f"{kind}.partial_image", **told, "partial_image_index": shown}
                 shown += 1
 
 

@@ -5,6 +5,7 @@ Decoding runs in a thread; nothing is scheduled before everything is known to be
 
 import asyncio
 import logging
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from omni_cli.errors import InputError
 from omni_cli.inputs.conversation import Conversation, ConversationBuilder
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.plan.admission import request_problems
-from omni_cli.plan.drawing import drawing, shows_previews
+from omni_cli.plan.drawing import content_problems, drawing, shows_previews
 from omni_cli.runtime.request import OmniRequest, draw_seed
 from omni_cli.server.errors import ApiError, bad_request
 from omni_cli.server.media import MediaSource, audio_data
@@ -44,7 +45,7 @@ log = logging.getLogger("omni.server")
 
 # OpenAI's names of what belongs to the stage that writes the text.
 _TEXT_SAMPLING = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "logit_bias")
-_IMAGE = ("size", "steps", "true_cfg_scale", "negative_prompt", "sigmas")
+_IMAGE = ("size", "steps", "true_cfg_scale", "negative_prompt", "sigmas", "strength")
 # What leaves the answer as it is (null, 0, false, nothing) may stand there; anything else is refused.
 _UNSUPPORTED = ("store",)
 _UNSUPPORTED_WITHOUT_WEIGHTS = ("presence_penalty", "frequency_penalty", "logit_bias", "stop")
@@ -93,12 +94,15 @@ class Preparer:
         talk = await asyncio.to_thread(self._turn, prompt)
         return self._requests("cmpl", body.n, settings, options, talk, traceparent)
 
-    async def images(self, body: ImageRequest, traceparent: str | None = None) -> tuple[Prepared, tuple[str, ...]]:
-        """A request for each picture, each with the next seed; and what the body sets that cannot act."""
+    async def images(
+        self, body: ImageRequest, traceparent: str | None = None, pictures: Sequence[bytes] = ()
+    ) -> tuple[Prepared, tuple[str, ...]]:
+        """A request for each picture, each with the next seed; and what the body sets that cannot act. `pictures` are
+        files to start from."""
         able = self.service.plan.image
         if able is None:
             raise bad_request(f"recipe {self.service.plan.recipe} draws no pictures", param="model")
-        image = {name: value for name in _IMAGE if (value := getattr(body, name)) is not None}
+        image = {name: value for name in _IMAGE if (value := getattr(body, name, None)) is not None}
         if body.output_format is not None:
             image["format"] = body.output_format
         line = {"modalities": ["image"], "seed": body.seed, "timeout_s": body.timeout_s, "image": image}
@@ -107,16 +111,19 @@ class Preparer:
         names = {"format": "output_format"}
         bare = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
         problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in bare]
+        talk = await asyncio.to_thread(self._turn, body.prompt, pictures)
+        problems += [replace(problem, key="image") for problem in content_problems(talk.messages)]
         if problems:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         previews = shows_previews(self.service.plan)
-        params, idle = drawing(able, checked.request.image, previews=previews)
+        params, idle = drawing(able, checked.request.image, picture=bool(pictures), previews=previews)
         shown = (body.partial_images or 0) if previews else 0
         # what the recipe says of previews is for `omni run`: who does not ask for partial images gets none
-        params = replace(params, preview_every=-(-params.steps // (shown + 1)) if shown else 0)
+        taken = math.ceil(params.steps * (params.strength or 1))
+        params = replace(params, preview_every=-(-taken // (shown + 1)) if shown else 0)
         if body.partial_images and not shown:
             idle += ("partial_images has no effect: the stage that denoises does not decode",)
-        talk = await asyncio.to_thread(self._turn, body.prompt)
+        idle += tuple(f"{fact.label}: {note}" for fact in talk.facts for note in fact.notes)
         found = self._requests("img", body.n, checked.request, checked.options, talk, traceparent)
         requests = (replace(r, choice=0, seed=(r.seed + r.choice) % SEEDS, image=params) for r in found.requests)
         return replace(found, requests=tuple(requests)), tuple(note.replace("image.", "") for note in idle)
@@ -181,9 +188,11 @@ class Preparer:
             messages.append(ChatMessage(role=role, parts=made))  # type: ignore[arg-type]
         return builder.finish(messages, "messages")
 
-    def _turn(self, prompt: str) -> Conversation:
-        turn = ChatMessage(role="user", parts=(Part(kind="text", text=prompt),))
-        return ConversationBuilder(self.limits).finish((turn,), "prompt")
+    def _turn(self, prompt: str, pictures: Sequence[bytes] = ()) -> Conversation:
+        builder = ConversationBuilder(self.limits)
+        seen = (builder.medium("image", picture, "image") for picture in pictures)
+        turn = ChatMessage(role="user", parts=(*seen, Part(kind="text", text=prompt)))
+        return builder.finish((turn,), "prompt")
 
     def _refuse_unsupported(self, body: Sampled) -> None:
         """ApiError 400 for a setting that would change the answer and that nothing here follows."""

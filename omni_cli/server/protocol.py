@@ -199,6 +199,14 @@ class ImageRequest(Body):
     timeout_s: Deadline | None = None
 
 
+class ImageEditRequest(ImageRequest):
+    """POST /v1/images/edits, beside its files."""
+
+    input_fidelity: Literal["high", "low"] | None = None
+    # extension
+    strength: Annotated[Number, Field(gt=0, le=1)] | None = None
+
+
 class CompletionRequest(Sampled):
     """POST /v1/completions: text in, text out."""
 

@@ -13,7 +13,7 @@ router = APIRouter()
 
 _FORMS = (
     *("/v1/audio/transcriptions", "/v1/audio/translations"),
-    *("/v1/images/edits", "/v1/images/variations", "/v1/videos"),
+    *("/v1/images/variations", "/v1/videos"),
 )
 _OBJECTS = ("/v1/embeddings", "/v1/responses", "/detokenize")
 

@@ -1,5 +1,5 @@
-"""Pictures over HTTP, as OpenAI's client asks for them: R07, R51, R53, R56, R57 of the reports, with the tiny
-Qwen-Image."""
+"""Pictures over HTTP, as OpenAI's client asks for them: R07, R51, R53, R56, R57, R61 of the reports, with the
+tiny Qwen-Image."""
 
 import asyncio
 import base64
@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from omni_cli.server.protocol import ImageRequest
+from tests.integration.test_reports_inputs import BAD_IMAGES, IMAGES
 from tests.server.chromium import chromium
 from tests.server.serving import refused, serving
 from tests.server.test_sdk import untyped
@@ -196,3 +197,62 @@ def test_r07_each_optional_field_is_followed_or_refused_by_name_streamed_or_not(
                 assert done.status_code == 200, done.text
                 assert "completed" in done.text if stream else len(done.json()["data"]) == body.get("n", 1)
     assert refusals == {("partial_images", False), ("n", True)}
+
+
+EDITS = "/v1/images/edits"
+
+
+def edited(server, *files: bytes, status: int = 200, **fields: object) -> dict:
+    form = {name: str(value) for name, value in {"prompt": "a bell", "steps": 2, "size": "64x32", **fields}.items()}
+    named = [("image", ("any name", data)) for data in files] or [("prompt", (None, form.pop("prompt")))]
+    done = httpx.post(f"{server.url}{EDITS}", data=form, files=named, timeout=60)
+    assert done.status_code == status, done.text
+    return done.json() if status == 200 else done.json()["error"]
+
+
+def test_a_picture_is_drawn_from_another_one(painter):
+    client = openai.OpenAI(base_url=f"{painter.url}/v1", api_key="none", max_retries=0)
+    own = {"seed": 5, "steps": 4, "strength": 0.5}
+    asked = {"model": "qwen_image", "prompt": "a bell", "size": "64x32", "extra_body": own}
+    rgba = IMAGES["rgba.png"]
+    first = client.images.edit(image=rgba, **asked)
+    assert first.data[0].b64_json == client.images.edit(image=[rgba], **asked).data[0].b64_json
+    assert first.warnings == [
+        "image: transparency composited over white",
+        "the given picture is 64x48 and was scaled to 64x32",
+    ]
+    shown = picture(first.data[0].model_dump())
+    assert (shown.size, shown.text["strength"], shown.text["seed"]) == ((64, 32), "0.5", "5")
+    assert first.data[0].b64_json != client.images.edit(image=IMAGES["cmyk.jpg"], **asked).data[0].b64_json
+    events = list(client.images.edit(image=rgba, **asked, stream=True, partial_images=1))
+    assert [event.type for event in events] == ["image_edit.partial_image", "image_edit.completed"]
+    assert events[-1].b64_json == first.data[0].b64_json
+    (_, second) = edited(painter, rgba, n=2, seed=5, input_fidelity="high")["data"]
+    assert second["seed"] == 6
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_r61_an_odd_picture_is_taken(painter, name):
+    assert picture(edited(painter, IMAGES[name])["data"][0]).size == (64, 32)
+
+
+@pytest.mark.parametrize(
+    ("files", "fields", "param", "says"),
+    [
+        *(((data,), {}, "image", said) for data, said in BAD_IMAGES.values()),
+        ((), {}, "image", "a file is needed"),
+        ((), {"image": "data:image/png;base64,AAAA"}, "image", "is a file here"),
+        ((IMAGES["1x1.png"],) * 2, {}, "image", "one picture at most, not from 2"),
+        ((IMAGES["1x1.png"],), {"strength": 2}, "strength", "less than or equal to 1"),
+        ((IMAGES["1x1.png"],), {"steps": "x"}, "steps", "valid integer"),
+        ((IMAGES["1x1.png"],), {"prompt": " "}, "prompt", ""),
+        ((IMAGES["1x1.png"],), {"mask": "x"}, "mask", "is not known here"),
+        ((IMAGES["1x1.png"],), {"size": "65x32"}, "size", "64x32, 80x32"),
+    ],
+)
+def test_r61_what_is_no_picture_and_no_wish_is_refused_with_its_name(painter, files, fields, param, says):
+    before = painter.took_on()
+    error = edited(painter, *files, status=400, **fields)
+    assert error["param"] == param
+    assert says in error["message"]
+    assert painter.took_on() == before
