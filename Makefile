@@ -18,10 +18,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
 
-# Unit tests in two processes; the others one by one, since some look at all that the machine runs.
+# In two processes, each with rings, ports and folders of its own. Unit tests first: they fail within a minute.
 test: $(STAMP) lint chromium
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/unit
-	$(BIN)/python -m pytest --ignore tests/unit
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --ignore tests/unit
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
