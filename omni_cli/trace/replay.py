@@ -28,6 +28,7 @@ from omni_cli.runtime.events import (
 )
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
+from omni_cli.runtime.replicas import Start
 from omni_cli.runtime.request import OmniRequest
 from omni_cli.trace.codec import KINDS, TraceEvent
 from omni_cli.trace.decisions import same, subject
@@ -35,11 +36,12 @@ from omni_cli.trace.script import Script
 from omni_cli.trace.until import Until
 from omni_cli.trace.why import LastHeard
 from stages.errors import PayloadTooLarge
-from stages.events import StepDone, StepReport
+from stages.events import MessagePut, StepDone, StepReport
 from stages.lease import Lease
 from stages.payload import Payload, PayloadRef, Tensor
 
 TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
+LATE_NS = 5_000_000_000  # by so much a busy loop may be late for a deadline
 _NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
 _DECISIONS = get_args(ControlEvent)
 _TURNS = 512  # inputs, after which what would have been sent is thrown away
@@ -81,7 +83,8 @@ class Replay:
         self.entering: set[int] = set()  # admitted, in no stage yet
         self.dead: set[str] = set()
         self.generations: dict[str, int] = {}  # of the latest life of each process that was started again
-        self.heard = LastHeard()  # told of a story only
+        self.heard = LastHeard()  # told of a story only, as the next
+        self.consumers: dict[tuple[str, int], str] = {}  # by lease; a reader is not fixed while none lives
         self.orchestrator = Orchestrator(
             plan,
             clock=self._clock,
@@ -92,6 +95,7 @@ class Replay:
             on_end=lambda uid, end: None,
         )
         self._alarm_ns: int | None = None
+        self._starts: set[tuple[str, int]] = set()  # ordered lives
         self._decided: list[Event] = []  # but not recorded, so far
         self._cause: tuple[int, TraceEvent | None] = (0, None)
 
@@ -120,6 +124,8 @@ class Replay:
             uid = self.uids.get(request_id or "")
             for line in lines:
                 self.heard(line.source, line.event)
+                if isinstance(line.event, MessagePut) and (lease := line.event.message.lease) is not None:
+                    self.consumers[lease.owner, lease.number] = line.event.message.consumer
             own = [line for line in lines if uid is not None and _about(line.event, uid)]
             yield from own
             start_ns = self.started.t_ns if self.started is not None else 0
@@ -156,7 +162,13 @@ class Replay:
         self.now_ns = max(self.now_ns, head.event.t_ns)
         if not self.inputs % _TURNS and not self.entering:
             self.orchestrator.take_turns()
-        at = self.script.line
+        at, due_ns = self.script.line, self.orchestrator.next_deadline_ns()
+        if due_ns is not None and self.now_ns > due_ns + LATE_NS:
+            self._settle()
+            self._cause = (at, None)
+            self._expire(self.now_ns)  # whatever the trace says
+            if self.script.line != at:
+                return
         if head.source != CONTROL and isinstance(head.event, _DECISIONS):
             self._settle()  # no process can say that
         elif head.source != CONTROL:
@@ -208,12 +220,8 @@ class Replay:
             case ProcessDead(expected=False):
                 self.dead.add(event.process)
                 return lambda: orchestrator.died(event.process, event.cause)
-            case ProcessStarted():
-                self.dead.discard(event.process)
-                self.generations[event.process] = event.generation
-                return lambda: orchestrator.started(event.process, event.generation)
-            case ProcessNotStarted():
-                return lambda: orchestrator.not_started(event.process, event.generation, event.cause)
+            case ProcessStarted() | ProcessNotStarted():
+                return lambda: self._begin(event)
             case RequestAdmitted():
                 return lambda: self._admit(event)
             case OutputFinished(outcome="cancelled") | RequestCancelled():
@@ -224,6 +232,19 @@ class Replay:
             case MediaPut() | StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
                 return orchestrator.take_turns
         return None
+
+    def _begin(self, event: ProcessStarted | ProcessNotStarted) -> None:
+        """Another life, which has to be ordered by now: of that decision only the outcome is recorded."""
+        process, generation = event.process, event.generation
+        self._starts |= {(o.process, o.generation) for o in self.orchestrator.take_orders() if isinstance(o, Start)}
+        if (process, generation) not in self._starts:
+            self._diverge(event, None, f"{process} is not to be started again, or not yet")
+        elif isinstance(event, ProcessNotStarted):
+            self.orchestrator.not_started(process, generation, event.cause)
+        else:
+            self.dead.discard(process)
+            self.generations[process] = generation
+            self.orchestrator.started(process, generation)
 
     def _is_late(self, uid: int) -> bool:
         """Whether the request fails next because its time is up; a trace that ends before it says why may mean that."""
@@ -276,7 +297,7 @@ class Replay:
                 recorded=recorded,
                 decided=decided,
                 after=after + 1,
-                cause="" if cause is None else f"{KINDS[type(cause.event)]} from {cause.source}",
+                cause="the end of its time" if cause is None else f"{KINDS[type(cause.event)]} from {cause.source}",
                 note=note,
             )
         )

@@ -193,7 +193,7 @@ class _Look:
     def _rings(self) -> Iterator[RingState]:
         used: dict[tuple[str, str], list[str]] = {}
         for holding in self._live:
-            used.setdefault((holding.lease.owner, _consumer(holding)), []).append(self._name(holding.uid))
+            used.setdefault((holding.lease.owner, self._consumer(holding)), []).append(self._name(holding.uid))
         for stage in self._plan.stages:
             for edge in (edge for edge in stage.inputs if edge.slots):
                 if edge.producer == REQUEST:
@@ -204,7 +204,7 @@ class _Look:
                     held = tuple(used.get((owner, edge.consumer), ()))
                     yield RingState(owner=owner, consumer=edge.consumer, slots=edge.slots, held_by=held)
 
-
-def _consumer(holding: Holding) -> str:
-    owner, _, stage = holding.lease.owner.partition(".")
-    return stage if owner == REQUEST else holding.reader.rpartition(".")[0]
+    def _consumer(self, holding: Holding) -> str:
+        lease = holding.lease
+        owner, _, stage = lease.owner.partition(".")
+        return stage if owner == REQUEST else self._replay.consumers.get((lease.owner, lease.number), "")

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_cli.runtime.events import RequestCancelled, RequestFailed, RequestFinished, RunFinished
+from omni_cli.runtime.events import (
+    OutputFinished,
+    ProcessStarted,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RunFinished,
+)
 from omni_cli.trace.check import Checked, check, name_of
 from omni_cli.trace.codec import decode, encode
 from omni_cli.trace.replay import Replay
@@ -157,3 +165,24 @@ def test_units_that_do_not_add_up_are_reported():
     (finding,) = check(trace)
     assert finding.line == place + 1
     assert "with 9 units, its steps have done 3" in finding.text
+
+
+def test_a_deadline_that_has_passed_is_held_against_a_trace_that_goes_on():
+    trace = sound("finished", 0)
+    later = []
+    for line in trace:
+        event = line.event
+        if isinstance(event, RequestAdmitted) and event.uid == 1:
+            event = replace(event, timeout_s=1e-6)
+        later.append(replace(line, event=replace(event, t_ns=event.t_ns + line.ordinal * 1_000_000_000)))
+    first, *_ = Replay(trace.plan, later).run()
+    assert (first.uid, first.recorded, first.cause) == (1, None, "the end of its time")
+    assert isinstance(first.decided, OutputFinished)
+
+
+def test_a_process_that_is_not_to_be_started_again_is_told():
+    trace = sound("restarted", 0)
+    stages = tuple(stage.model_copy(update={"restarts": 0}) for stage in trace.plan.stages)
+    found = Replay(trace.plan.model_copy(update={"stages": stages}), trace).run()
+    first = next(d for d in found if isinstance(d.recorded, ProcessStarted))
+    assert (first.decided, first.note) == (None, f"{first.recorded.process} is not to be started again, or not yet")
