@@ -16,12 +16,14 @@ CANCEL, LEAVE, SLOW, STOP, RAISE, KILL = ACTIONS = ("cancel", "leave", "slow", "
 
 @dataclass(frozen=True, kw_only=True)
 class Act:
-    """`what` is done when request number `request` is in `phase` in `stage`; `wait_s` is how long a stop lasts."""
+    """`what` is done when request number `request` is in `phase` in `stage`, to it or to a `replica` of the stage;
+    `wait_s` is how long a stop lasts."""
 
     what: str
     request: int
     stage: str
     phase: str
+    replica: int = 0
     wait_s: float = 0.0
 
 
@@ -87,6 +89,7 @@ def _act(random: Random, place: Place, what: str, requests: int) -> Act:
         request=random.randrange(requests),
         stage=random.choice(stages),
         phase=phase,
+        replica=random.randrange(2),
         wait_s=random.choice((0.0, 0.002, 0.02)),
     )
 

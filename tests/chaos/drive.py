@@ -30,6 +30,7 @@ from omni_cli.runtime.events import (
     RequestCancelled,
     RequestFailed,
     RequestFinished,
+    StageSubmitted,
 )
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
@@ -42,7 +43,6 @@ from tests.chaos.ground import SIZES, Ground, place_of
 from tests.integration.recorded import Recording
 
 QUIET_S = 30.0  # for everything to come to rest: far more than it takes
-_DEATH = ("ProcessDied", "NoReplica")
 
 
 class Violation(AssertionError):
@@ -74,6 +74,7 @@ class Launch:
         self._pids: dict[str, int] = {}
         self._open: list[Act] = []
         self._numbers: dict[int, int] = {}  # request of this round by uid
+        self._places: set[tuple[int, str]] = set()  # (request of this round, process)
         self._killed: set[str] = set()
         self._stopped: set[str] = set()
         self._ended: Counter[int] = Counter()
@@ -124,6 +125,7 @@ class Launch:
 
     async def _round(self, drawn: Round) -> None:
         self._numbers.clear()
+        self._places.clear()
         self._killed.clear()
         self._ended.clear()
         self._open = [act for act in drawn.acts if act.what in (CANCEL, LEAVE, STOP, KILL)]
@@ -176,8 +178,10 @@ class Launch:
             _hold(f"request {number}", wrong, "")
         elif how == "failed":
             error = detail.end.error  # type: ignore[attr-defined]
-            if error.kind in _DEATH:
-                _hold(f"request {number}, which died of {error.message},: killed", error.stage in self._killed, True)
+            if error.kind == "ProcessDied":
+                died = error.message.partition(":")[0]
+                known = died in self._killed and (number, died) in self._places
+                _hold(f"request {number} failed of {error.message}: it was there, and that was killed", known, True)
             else:
                 _hold(f"request {number}, which failed of {error.kind} {error.message},: raises", RAISE in done, True)
         else:
@@ -222,6 +226,8 @@ class Launch:
             _, _, number = event.request_id.partition("/")
             if number:
                 self._numbers[event.uid] = int(number)
+        elif isinstance(event, StageSubmitted) and event.uid in self._numbers:
+            self._places.add((self._numbers[event.uid], event.process))
         elif isinstance(event, RequestFinished | RequestFailed | RequestCancelled) and event.uid in self._numbers:
             self._ended[event.uid] += 1
         elif isinstance(event, StageIdle):
@@ -233,14 +239,15 @@ class Launch:
                     self._do(act)
 
     def _do(self, act: Act) -> None:
-        process = f"{act.stage}.0"
+        replicas = sorted(process for process in self._pids if process.rpartition(".")[0] == act.stage)
+        process = replicas[act.replica % len(replicas)] if replicas else ""
         self._tally.acts[act.what, act.phase] += 1
         if act.what == CANCEL:
             self._loop.call_soon(self._engine.cancel, f"{self._drawn.number}/{act.request}")
         elif act.what == LEAVE:
             self._leaving[act.request].set()
         elif act.what == KILL and process in self._pids:
-            self._killed.add(act.stage)
+            self._killed.add(process)
             self._signal(process, signal.SIGKILL)
         elif act.what == STOP and process in self._pids and process not in self._stopped:
             self._stopped.add(process)

@@ -139,12 +139,13 @@ _SCARCE = tuple(
     for setting in ("max_batch=4", "step_tokens=6", "kv_blocks=20", "kv_block_tokens=4")
 )
 
+_TWICE = tuple(f"deploy.stages.{stage}.replicas=2" for stage in ("talker", "code2wav"))
 _MEDIA = ("deploy.stages.thinker.inputs.request.slots=2",)
 
 LIGHT = (
     Ground("streamed", "synthetic", (*_edges("incremental", *_CHAIN), *_SCARCE, *_MEDIA)),
     Ground("dag", "synthetic_dag", (*_edges("incremental", *_DAG), *_MEDIA)),
-    Ground("whole", "synthetic", (*_edges("complete", *_CHAIN), *_MEDIA)),
+    Ground("replicas", "synthetic", (*_edges("complete", *_CHAIN), *_MEDIA, *_TWICE)),
 )
 MODEL = Ground("qwen3_omni", "qwen3_omni", ("deploy.stages.talker.inputs.thinker.slots=2",), torch=True)
 
