@@ -9,7 +9,7 @@ from stages.models.synthetic.options import DagFail, DagOptions, DagStageDelays
 from tests.integration.recorded import plan_of, record
 from tests.integration.test_incremental_processes import ask
 
-LIMIT_S = 1.5
+LIMIT_S = 2.5
 SAID = "said again and again " * 100
 
 
@@ -37,8 +37,8 @@ def test_a_step_that_never_returns_and_a_process_that_is_stopped_are_told_apart(
     recording = record(plan_of("recipe=synthetic_dag", f"deploy.heartbeat_s={LIMIT_S}"), act)
     assert recording.findings() == []
     dead = {event.process: event for _, _, event in recording.of(ProcessDead) if not event.expected}
-    assert "it runs, but has not come back from a step for 1.5 s (deploy.heartbeat_s)" in dead["code2wav.0"].cause
-    assert "is stopped (SIGSTOP) and has given no sign of life for 1.5 s (deploy" in dead["singer.0"].cause
+    assert "it runs, but has not come back from a step for 2.5 s (deploy.heartbeat_s)" in dead["code2wav.0"].cause
+    assert "is stopped (SIGSTOP) and has given no sign of life for 2.5 s (deploy" in dead["singer.0"].cause
     for process, death in dead.items():
         assert death.cause.endswith("(killed by SIGKILL)")
         error = recording.errors[process].end.error
