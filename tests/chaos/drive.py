@@ -145,7 +145,7 @@ class Launch:
     async def _one(self, drawn: Round, number: int) -> tuple[str, object]:
         ask = drawn.asks[number]
         raises = [act for act in drawn.acts if act.what == RAISE and act.request == number]
-        at = (raises[0].stage, min(2, ask.words - 1)) if raises and not self._ground.torch else None
+        at = (raises[0].stage, min(2, ask.words - 1)) if raises else None
         request = self._ground.request(f"{drawn.number}/{number}", ask, at)
         assembler = OutputAssembler(ask.outputs)
         self._tally.acts[SLOW, "all the time"] += ask.slow_s > 0

@@ -41,8 +41,15 @@ class Ground:
         user = ChatMessage(role="user", parts=(Part(kind="text", text=WORDS[0] if self.torch else _text(ask)),))
         if self.torch:
             limits = {"thinker": _greedy(4 * _size(ask)), "talker": _greedy(6 * _size(ask))}
+            voice = "nobody's" if raises else None  # refused by the talker, when its input begins to come
             return OmniRequest(
-                request_id=name, seed=0, conversation=(user,), outputs=ask.outputs, sampling=limits, timeout_s=60
+                request_id=name,
+                seed=0,
+                conversation=(user,),
+                outputs=ask.outputs,
+                sampling=limits,
+                voice=voice,
+                timeout_s=60,
             )
         picture = Part(kind="image", media="picture")
         user = ChatMessage(role="user", parts=(*user.parts, picture)) if ask.media_bytes else user
