@@ -128,7 +128,7 @@ class Level:
             ("join_steps", "steps until a request joins", "steps", (steps for steps, _ in load.admissions)),
             ("join_ms", "from submission to the first step", "ms", (ms for _, ms in load.admissions)),
             ("tflop_per_s", "matrix products of denoising steps", "TFLOP/s", [rate / 1e12] if rate else []),
-            ("peak_share", "of the device's measured peak", "", [rate / peak] if rate and peak else []),
+            ("peak_share", "of the measured peak of its devices", "", [rate / peak] if rate and peak else []),
         ]
 
     def document(self) -> dict[str, Any]:

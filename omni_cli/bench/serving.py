@@ -35,7 +35,7 @@ from omni_cli.trace.summary import duration_s, type_of
 @dataclass(slots=True, kw_only=True)
 class Serving:
     """What is to be measured, and what was: a level for each load. `facts` by process are those of its start. `peak` is
-    what the device of a stage that denoises can do, in FLOP/s, 0 if that does not matter. `keep` keeps pictures."""
+    what one device of a stage that denoises can do, in FLOP/s, 0 if that does not matter. `keep` keeps pictures."""
 
     plan: ExecutionPlan
     requests: SizedRequests
@@ -56,7 +56,7 @@ class Serving:
                 log.clear()
                 say(f"{load}: {load.requests} requests")
                 served = await _carried(engine, self.requests, load, keep=self.keep)
-                drawing = Drawing(step_flop=self.requests.step_flop, peak=self.peak)
+                drawing = Drawing(step_flop=self.requests.step_flop, peak=self.peak * _devices(self.plan))
                 self.levels.append(Level.of(load, served, warm, log, self.requests.prefix, drawing))
 
         with deployed(self.plan, interrupts, log, *listeners, trace=trace) as deployment:
@@ -123,6 +123,14 @@ def bench_run(
 
 def _denoiser(plan: ExecutionPlan) -> str:
     return next(stage.name for stage in plan.stages if stage.execution_type == "diffusion")
+
+
+def _devices(plan: ExecutionPlan) -> int:
+    """Of a replica that denoises."""
+    return (
+        max((len(stage.replicas[0].devices) for stage in plan.stages if stage.execution_type == "diffusion"), default=0)
+        or 1
+    )
 
 
 def _report(prepared: Prepared, serving: Serving) -> Report:

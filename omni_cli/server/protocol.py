@@ -166,7 +166,7 @@ class TokenizeRequest(Body):
 
 def _check_size(size: str) -> str:
     """Both sides are looked at before anybody multiplies them."""
-    sides = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", size)
+    sides = re.fullmatch(r"([0-9]{1,6})[xX]([0-9]{1,6})", size)
     if size != "auto" and not (sides and all(1 <= int(side) <= MAX_SIDE_PIXELS for side in sides.groups())):
         raise ValueError(f"is WIDTHxHEIGHT in pixels, each from 1 to {MAX_SIDE_PIXELS}, as in 1024x1024, or auto")
     return size

@@ -99,12 +99,21 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
     [
         ("size", "513x512", "512x512, 528x512"),
         ("size", "4096x4096", "more than 4194304"),
+        ("size", "0x512", "each from 1 to 16384"),
+        ("size", "-16x512", "each from 1 to 16384"),
+        ("size", "100000x10000", "each from 1 to 16384"),
+        ("size", "512", "WIDTHxHEIGHT"),
+        ("n", 0, "1"),
+        ("n", 1000, "10"),
         ("steps", 0, "1"),
         ("steps", -1, "1"),
         ("steps", 1.5, ""),
         ("steps", "8", ""),
         ("steps", 10**6, "1000"),
         ("seed", 2**63, ""),
+        ("seed", 2**64, ""),
+        ("seed", -1, ""),
+        ("seed", 1.5, ""),
         ("seed", "", ""),
         ("true_cfg_scale", -1, ""),
         ("negative_prompt", ["red", "blue"], ""),
@@ -145,6 +154,7 @@ def test_a_picture_is_streamed_with_what_it_is_on_its_way(painter):
 
 def test_auto_is_the_checkpoint_s_own_size(painter):
     assert drawn(painter, size="auto")["size"] == "128x128"
+    assert picture(drawn(painter, size="48X32")["data"][0]).size == (48, 32)
 
 
 def test_r21_a_client_that_leaves_ends_its_picture_and_nobody_else_s(painter):

@@ -45,6 +45,11 @@ def test_an_output_that_is_not_deployed() -> None:
         SizedRequests.of(prepared.loaded, prepared.plan, size, 0, text_only=True)
 
 
+def test_who_names_no_recipe_is_told_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    Prepared.of(["pipeline=synthetic"], "")
+    assert capsys.readouterr().err == "no recipe was given (recipe=NAME): this is pipeline synthetic\n"
+
+
 def test_a_family_without_generate() -> None:
     with pytest.raises(ConfigError, match="`synthetic` has no `generate` to be compared with"):
         comparable(["recipe=synthetic"], "")
