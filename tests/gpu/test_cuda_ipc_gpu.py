@@ -110,7 +110,7 @@ def pass_on(put: MessagePut, giver: StageProcess | None, taker: StageProcess) ->
     return any(isinstance(event, MessageGot) for event in answers)
 
 
-def test_every_tensor_arrives_as_it_was_put_under_load(devices: list[str]) -> None:
+def test_r23_every_tensor_arrives_as_it_was_put_under_load(devices: list[str]) -> None:
     """While the device is still at work on it, in slots that are used again and again, up to 16 MiB."""
     before = [has_context(index) for index in range(len(PHYSICAL))]
     work = Handover(sizes=(1, 4096, 1 << 20, 16 << 20), count=100, ahead=4, busy=True)
@@ -158,7 +158,7 @@ def test_a_producer_that_is_killed_spoils_nothing_of_the_one_that_follows(device
         assert pass_on(next_put(later), later, taker)
 
 
-def test_killed_processes_give_the_memory_of_their_gpus_back(devices: list[str], bench: Bench) -> None:
+def test_r23_killed_processes_give_the_memory_of_their_gpus_back(devices: list[str], bench: Bench) -> None:
     pynvml.nvmlInit()
     before = [used_bytes(int(device)) for device in set(devices) if device.isdecimal()]
     work = Handover(sizes=(256 << 20,), count=4, ahead=1)
