@@ -33,6 +33,7 @@ def test_a_step_that_never_returns_and_a_process_that_is_stopped_are_told_apart(
 
         session.recording.watches.append(stop)
         await session.all_of([hang, stopped, text])
+        await session.one(ask("after", DagOptions(frames=4), outputs=("audio", "audio_mix")))
 
     recording = record(plan_of("recipe=synthetic_dag", f"deploy.heartbeat_s={LIMIT_S}"), act)
     assert recording.findings() == []
@@ -44,5 +45,6 @@ def test_a_step_that_never_returns_and_a_process_that_is_stopped_are_told_apart(
         error = recording.errors[process].end.error
         assert (error.kind, error.message) == ("ProcessDied", f"{process}: {death.cause}")
     assert recording.outputs["text"]["text"].text == SAID
+    assert {name: output.units for name, output in recording.outputs["after"].items()} == {"audio": 4, "audio_mix": 4}
     words = [event for _, _, event in recording.of(OutputProduced, "thinker.0") if event.uid == recording.uids["text"]]
     assert any(event.t_ns > stamps["stopped"] for event in words), "the others went on"
