@@ -26,7 +26,7 @@ from stages.messages import REQUEST
 from stages.models.registry import FamilyContract
 
 _LEAST_SLOTS = 16
-_AS_CONFIGURED = {"max_queue", "startup_timeout_s", "restarts", "restart_window_s", "threads"}
+_AS_CONFIGURED = {"max_queue", "startup_timeout_s", "restarts", "restart_window_s", "retry", "threads"}
 TEXT = "text"
 
 

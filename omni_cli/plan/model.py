@@ -82,6 +82,7 @@ class StagePlan(PlanModel):
     startup_timeout_s: float
     restarts: int = 0
     restart_window_s: float = 0.0
+    retry: int = 0
     threads: int
     tuning: StageTuning = StageTuning()
     weight_bytes: int = 0

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from omni_cli.runtime import events
 from omni_cli.runtime.books import Books
 from omni_cli.runtime.flight import Flight
-from omni_cli.runtime.lifecycle import REQUEST_ENDED
+from omni_cli.runtime.lifecycle import REQUEST_ENDED, Stage
 from omni_cli.runtime.media_gate import MediaGate
+from omni_cli.runtime.retry import Retries
 from omni_cli.runtime.stage_pool import NoReplica
 from stages.errors import ErrorInfo, PayloadTooLarge, describe
 from stages.messages import Deliver, StreamMessage, Submit
@@ -24,11 +25,13 @@ class Dispatcher:
         books: Books,
         flights: Mapping[int, Flight],
         media: MediaGate,
+        retries: Retries,
         fail: Callable[[int, ErrorInfo], None],
     ) -> None:
         self._books = books
         self._flights = flights
         self._media = media
+        self._retries = retries
         self._fail = fail
         self._waiting: deque[int] = deque()
 
@@ -66,19 +69,31 @@ class Dispatcher:
                     nbytes=message.ref.nbytes if message.ref else 0,
                 )
             )
+        stages = self._books.lifecycle.requests[uid].stages
         for stage in flight.route.entries:
-            self._submit(uid, stage)
+            if stage not in stages or stages[stage].state is Stage.LOST:
+                self._submit(uid, stage)
         for message in messages:
             self._deliver(uid, message)
         return True
 
     def pass_on(self, uid: int, message: StreamMessage) -> None:
         """A message to its consumer. The first one submits the request there, to a replica that then keeps it."""
-        if message.consumer in self._books.lifecycle.requests[uid].stages:
+        parked = self._flights[uid].parked
+        if message.consumer in self._books.lifecycle.requests[uid].stages and message.consumer not in parked:
             self._deliver(uid, message)
         else:
-            self._flights[uid].parked.setdefault(message.consumer, []).append(message)
+            parked.setdefault(message.consumer, []).append(message)
             self.unpark(message.consumer, (uid,))
+
+    def run_again(self, uid: int, stage: str) -> None:
+        """A request that a dead replica had, as if the stage had not had it yet."""
+        flight = self._flights[uid]
+        if stage in flight.route.entries:
+            self._waiting.appendleft(uid)
+        else:
+            flight.parked[stage] = flight.given.pop(stage, [])
+            self.unpark(stage, (uid,))
 
     def unpark(self, stage: str, uids: Iterable[int] = ()) -> None:
         """Gives what waits for a live replica of the stage to one, of all requests unless some are named."""
@@ -109,6 +124,7 @@ class Dispatcher:
 
     def _deliver(self, uid: int, message: StreamMessage) -> None:
         reader = self._books.lifecycle.requests[uid].stages[message.consumer].process
+        kept = self._retries.keep(uid, message)
         if message.lease is not None:
             self._books.enter(
                 events.LeaseGranted(
@@ -118,6 +134,7 @@ class Dispatcher:
                     producer=message.producer,
                     reader=reader,
                     seq=message.seq,
+                    kept=kept,
                 )
             )
         self._books.say(reader, Deliver(message=message))

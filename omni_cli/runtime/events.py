@@ -107,7 +107,10 @@ class StageSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseGranted:
-    """The reader of a slot is fixed: the message (`producer` -> stage of `reader`, `seq`) is on its way to it."""
+    """The reader of a slot is fixed: the message (`producer` -> stage of `reader`, `seq`) is on its way to it.
+
+    `kept`: the slot outlives the reading, as it may have to be read once more.
+    """
 
     t_ns: int
     uid: int
@@ -115,6 +118,7 @@ class LeaseGranted:
     producer: str
     reader: str
     seq: int
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +134,7 @@ class MediaPut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDropped:
-    """A slot is taken back without having been read: its reader died, or nobody was left to read it."""
+    """A slot is taken back: its reader died, nobody was left to read it, or it was kept and is not needed any more."""
 
     t_ns: int
     uid: int

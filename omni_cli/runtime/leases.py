@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from omni_cli.runtime.events import Event, LeaseDropped, LeaseGranted, LeaseRead, MediaPut
+from omni_cli.runtime.events import Event, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead
 from omni_cli.runtime.lifecycle import LEASE, advance
 from omni_cli.runtime.lifecycle import Lease as State
 from stages.events import LeaseReleased, MessagePut, OutputProduced
@@ -37,6 +37,11 @@ class LeaseLedger:
     def live(self) -> tuple[Holding, ...]:
         return tuple(self._live.values())
 
+    def is_held(self, lease: Lease) -> bool:
+        """Whether the slot is in use and nobody is reading it."""
+        holding = self._live.get((lease.owner, lease.number))
+        return holding is not None and holding.state is State.HELD
+
     def holds(self, owner: str, generation: int) -> bool:
         """Whether anything lives in what that life of a process has written."""
         return any(h.lease.owner == owner and h.lease.generation == generation for h in self._live.values())
@@ -51,7 +56,19 @@ class LeaseLedger:
             handler(self, source, event)
 
     def _granted(self, source: str, event: LeaseGranted) -> None:
-        self._move(event.lease, event.uid, "granted", "").reader = event.reader
+        word = "granted to keep" if event.kept else "granted"
+        self._move(event.lease, event.uid, word, "").reader = event.reader
+
+    def _released(self, source: str, event: LeaseReleased) -> None:
+        holding = self._move(event.lease, event.uid, "released", source)
+        holding.reader = ""
+        if holding.state is State.RELEASED:
+            del self._live[event.lease.owner, event.lease.number]
+
+    def _process_dead(self, source: str, event: ProcessDead) -> None:
+        for holding in self.read_by(event.process):
+            if holding.state is State.LENT:
+                self._move(holding.lease, holding.uid, "reader dead", event.process).reader = ""
 
     def _put(self, source: str, uid: int, lease: Lease | None) -> None:
         if lease is None:
@@ -81,7 +98,8 @@ _HANDLERS: Mapping[type, Callable[[LeaseLedger, str, Any], None]] = {
     OutputProduced: lambda ledger, source, event: ledger._put(source, event.uid, event.lease),
     MediaPut: lambda ledger, source, event: ledger._put(f"{REQUEST}.{event.consumer}", event.uid, event.lease),
     LeaseGranted: LeaseLedger._granted,
-    LeaseReleased: lambda ledger, source, event: ledger._end(event.lease, event.uid, "released", source),
+    LeaseReleased: LeaseLedger._released,
+    ProcessDead: LeaseLedger._process_dead,
     LeaseRead: lambda ledger, source, event: ledger._end(event.lease, event.uid, "read", ""),
     LeaseDropped: lambda ledger, source, event: ledger._end(event.lease, event.uid, "dropped", ""),
 }

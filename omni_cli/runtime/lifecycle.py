@@ -81,6 +81,7 @@ class Lease(StrEnum):
     ABSENT = "absent"
     HELD = "held"  # written by its owner, no reader fixed yet
     GRANTED = "granted"
+    LENT = "lent"  # granted, and to be held again after the reading
     RELEASED = "released"
 
 
@@ -115,6 +116,7 @@ STAGE: Table = {
         for late in ("got", "input ready", "scheduled", "step", "put", "produced", "finished", "failed")
     },
     (Stage.CANCELLING, "cancelled"): Stage.CANCELLED,
+    (Stage.LOST, "submitted"): Stage.WAITING,
     **{(state, "process dead"): Stage.LOST for state in (Stage.WAITING, Stage.READY, Stage.RUNNING, Stage.CANCELLING)},
 }
 
@@ -143,6 +145,9 @@ STREAM: Table = {
 LEASE: Table = {
     (Lease.ABSENT, "put"): Lease.HELD,
     (Lease.HELD, "granted"): Lease.GRANTED,
+    (Lease.HELD, "granted to keep"): Lease.LENT,
+    (Lease.LENT, "released"): Lease.HELD,
+    (Lease.LENT, "reader dead"): Lease.HELD,
     (Lease.HELD, "read"): Lease.RELEASED,
     (Lease.HELD, "dropped"): Lease.RELEASED,
     (Lease.GRANTED, "released"): Lease.RELEASED,
@@ -274,9 +279,15 @@ class Lifecycle:
 
     def _submitted(self, source: str, event: StageSubmitted) -> None:
         record = self._on_request(event.uid, "submitted")
-        if event.stage in record.stages or event.stage not in record.admitted.stages:
+        before = record.stages.get(event.stage)
+        state = Stage.ABSENT if before is None else before.state
+        if state not in (Stage.ABSENT, Stage.LOST) or event.stage not in record.admitted.stages:
             raise IllegalTransition(f"request {event.uid} in {event.stage}", "fixed", "submitted", event.uid)
-        stage = StageRecord(process=event.process, waits_for=event.waits_for)
+        if before is not None:  # it runs again, from its whole input
+            record.places.pop(before.process, None)
+            for (_, consumer), stream in record.streams.items():
+                stream.got = 0 if consumer == event.stage else stream.got
+        stage = StageRecord(process=event.process, waits_for=event.waits_for, state=state)
         record.stages[event.stage] = record.places[event.process] = stage
         self._on_stage(event.process, event.uid, "submitted")
 

@@ -28,6 +28,7 @@ from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.processes import OutputPort
 from omni_cli.runtime.replicas import Order, Replicas
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
+from omni_cli.runtime.retry import Retries
 from omni_cli.runtime.router import Router
 from stages.errors import ErrorInfo
 from stages.events import (
@@ -75,7 +76,8 @@ class Orchestrator:
         self._emit, self._say, self._drop = self._books.enter, self._books.say, self._books.drop
         self._flights: dict[int, Flight] = {}
         self._deadlines = Deadlines()
-        self._dispatcher = Dispatcher(self._books, self._flights, media, self._fail)
+        self._retries = Retries(plan, self._books, self._flights)
+        self._dispatcher = Dispatcher(self._books, self._flights, media, self._retries, self._fail)
 
     # what the engine asks
 
@@ -161,7 +163,7 @@ class Orchestrator:
                 handler(self, report.process, event)
 
     def died(self, process: str, cause: str) -> None:
-        """A worker has died: its requests fail, what it was reading comes back, the others go on."""
+        """A worker has died: its requests are run again or fail, what it was reading comes back, the others go on."""
         stage = process.rpartition(".")[0]
         self._books.forget_words(process)
         lost = [
@@ -169,15 +171,31 @@ class Orchestrator:
             for uid, record in self._lifecycle.requests.items()
             if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
         ]
+        lent = self._ledger.read_by(process)
         self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=False, cause=cause))
         for holding in self._ledger.read_by(process):
             self._drop(holding.uid, holding.lease)
         self._replicas.died(process, cause)
         for uid in lost:
-            error = ErrorInfo(kind="ProcessDied", message=f"{process}: {cause}", fault="server", stage=stage)
-            self._fail(uid, error)
-            self._close_if_over(uid)
+            self._lose(uid, stage, f"{process}: {cause}")
+        for holding in lent:
+            if self._ledger.is_held(holding.lease) and not self._retries.parks(holding.uid, stage):
+                self._drop(holding.uid, holding.lease)
         self._dispatcher.unpark(stage)
+
+    def _lose(self, uid: int, stage: str, cause: str) -> None:
+        """The stage's replica has died with the request."""
+        if self._lifecycle.requests[uid].state not in REQUEST_ENDED:
+            obstacle = self._retries.obstacle(uid, stage)
+            if obstacle is None:
+                log.warning(
+                    "request %s is run again in stage %s: %s", self._flights[uid].request.request_id, stage, cause
+                )
+                self._dispatcher.run_again(uid, stage)
+                return
+            message = f"{cause} (not run again: {obstacle})"
+            self._fail(uid, ErrorInfo(kind="ProcessDied", message=message, fault="server", stage=stage))
+        self._close_if_over(uid)
 
     def started(self, process: str, generation: int) -> None:
         """The next life of a dead worker has begun; it says itself when it is ready."""
@@ -215,7 +233,9 @@ class Orchestrator:
         message = event.message
         record = self._lifecycle.requests[event.uid]
         consumer = record.stages.get(message.consumer)
-        if record.state in REQUEST_ENDED or (consumer is not None and consumer.state in STAGE_ENDED):
+        self._retries.let_go(event.uid, message.producer)
+        over = consumer is not None and consumer.state in STAGE_ENDED
+        if record.state in REQUEST_ENDED or (over and message.consumer not in self._flights[event.uid].parked):
             if message.lease is not None:
                 self._drop(event.uid, message.lease)
             return
@@ -226,12 +246,16 @@ class Orchestrator:
         self._dispatcher.unpark(process.rpartition(".")[0])
 
     def _lease_released(self, process: str, event: LeaseReleased) -> None:
-        self._books.reclaim(event.lease)
+        if not self._ledger.is_held(event.lease):
+            self._books.reclaim(event.lease)
+        elif not self._retries.needs(event.uid, process.rpartition(".")[0]):
+            self._drop(event.uid, event.lease)
         self._close_if_over(event.uid)
 
     def _output_produced(self, process: str, event: OutputProduced) -> None:
         uid = event.uid
         wanted = self._lifecycle.requests[uid].state not in REQUEST_ENDED
+        self._retries.let_go(uid, process.rpartition(".")[0])
         payload = self._read_output(process, event.ref) if wanted and event.ref is not None else None
         if event.lease is not None:
             self._emit(events.LeaseRead(t_ns=self._clock(), uid=uid, lease=event.lease))
@@ -306,6 +330,7 @@ class Orchestrator:
     def _wind_down(self, uid: int) -> None:
         self._deadlines.clear(uid)
         self._flights[uid].parked.clear()
+        self._flights[uid].given.clear()
         for holding in self._ledger.live():
             if holding.uid == uid and holding.state is Lease.HELD:
                 self._drop(uid, holding.lease)
@@ -319,6 +344,7 @@ class Orchestrator:
         stage = process.rpartition(".")[0]
         if self._lifecycle.requests[uid].stages[stage].state in STAGE_ENDED:
             self._replicas.release(stage, uid)
+            self._retries.let_go(uid, stage)
             if close:
                 self._close_if_over(uid)
 

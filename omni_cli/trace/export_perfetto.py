@@ -12,7 +12,15 @@ from typing import IO
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import TracePacket, TrackDescriptor, TrackEvent
 from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
 
-from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseRead, MediaPut, ProcessDead, StageSubmitted
+from omni_cli.runtime.events import (
+    CONTROL,
+    LeaseDropped,
+    LeaseGranted,
+    LeaseRead,
+    MediaPut,
+    ProcessDead,
+    StageSubmitted,
+)
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan
 from stages.events import (
@@ -178,6 +186,7 @@ class _Counters:
         self._writer = writer
         self._values: Counter[tuple[str, str]] = Counter()
         self._queued: dict[tuple[int, str], None] = {}
+        self._kept: set[Lease] = set()  # their slots outlive the reading
         self._has_kv = {p.process for p in run.processes if "kv_blocks" in dict(p.facts)}
 
     def see(self, source: str, event: object) -> None:
@@ -199,7 +208,12 @@ class _Counters:
             self._ring(event.message.lease, event.t_ns, 1)
         elif isinstance(event, MediaPut | OutputProduced):
             self._ring(event.lease, event.t_ns, 1)
+        elif isinstance(event, LeaseGranted) and event.kept:
+            self._kept.add(event.lease)
+        elif isinstance(event, LeaseReleased) and event.lease in self._kept:
+            pass
         elif isinstance(event, LeaseReleased | LeaseRead | LeaseDropped):
+            self._kept.discard(event.lease)
             self._ring(event.lease, event.t_ns, -1)
 
     def _leave(self, uid: int, process: str, t_ns: int) -> None:

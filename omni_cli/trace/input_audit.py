@@ -51,7 +51,11 @@ class InputAudit:
             self._stream(event.uid, REQUEST, event.consumer).put.setdefault(0, (1, True))
         elif isinstance(event, StageSubmitted):
             intakes = self._intakes.setdefault(event.uid, {})
-            intakes.setdefault(event.stage, _Intake(waits_for=event.waits_for))
+            if event.stage in intakes:  # run again, with the same input
+                for producer in event.waits_for:
+                    stream = self._stream(event.uid, producer, event.stage)
+                    stream.units, stream.ended = 0, False
+            intakes[event.stage] = _Intake(waits_for=event.waits_for)
         elif isinstance(event, StepDone):
             for row in event.rows:
                 yield from self._late(stage, row.uid)
@@ -76,7 +80,7 @@ class InputAudit:
 
     def _got(self, stage: str, event: MessageGot) -> None:
         stream = self._stream(event.uid, event.producer, stage)
-        units, eos = stream.put.pop(event.seq, (0, False))
+        units, eos = stream.put.get(event.seq, (0, False))
         stream.units += units
         stream.ended = stream.ended or eos
 

@@ -229,7 +229,11 @@ class Replay:
                 return lambda: orchestrator.cancel(event.uid, end.reason if end else "")
             case OutputFinished(outcome="failed") | RequestFailed() if self._is_late(event.uid):
                 return lambda: self._expire(event.t_ns)
-            case MediaPut() | StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
+            case MediaPut():  # perhaps once more
+                return orchestrator.take_turns
+            case StageSubmitted(waits_for=()):
+                return orchestrator.take_turns
+            case StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
                 return orchestrator.take_turns
         return None
 

@@ -125,7 +125,8 @@ class StageAudit:
 
     def _decided(self, uid: int, record: RequestRecord, event: object) -> Iterator[str]:
         if isinstance(event, MediaPut):
-            if record.state is not Request.ADMITTED:
+            again = event.consumer in record.stages and record.stages[event.consumer].state is Stage.LOST
+            if record.state is not Request.ADMITTED and not again:
                 yield f"media of request {uid} were put when it was {record.state}"
             self._cases[uid].media.add(event.consumer)
         elif isinstance(event, StageSubmitted):
@@ -147,7 +148,9 @@ class StageAudit:
 
     def _submitted(self, record: RequestRecord, event: StageSubmitted) -> Iterator[str]:
         case = self._cases[event.uid]
-        case.works.setdefault(event.stage, _Work(submitted_ns=event.t_ns))
+        held = record.stages.get(event.stage)
+        if event.stage not in case.works or (held is not None and held.state is Stage.LOST):
+            case.works[event.stage] = _Work(submitted_ns=event.t_ns)
         feeds = {p for p, c in self._modes if c == event.stage and p in record.admitted.stages}
         due = feeds | ({REQUEST} if event.stage in case.media else set())
         if set(event.waits_for) != due:

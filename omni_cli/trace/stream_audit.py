@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
-from omni_cli.runtime.lifecycle import Lifecycle
+from omni_cli.runtime.lifecycle import Lifecycle, Stage
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     InputReady,
@@ -33,6 +33,7 @@ class _Sent:
     lease: Lease | None
     granted_ns: int = 0
     reader: str = ""
+    kept: bool = False
     got: bool = False
 
 
@@ -113,11 +114,15 @@ class StreamAudit:
     def _put(self, uid: int, sent: _Sent) -> Iterator[str]:
         producer, consumer, seq = sent.key
         messages = self._sent.setdefault(uid, {})
-        if sent.key in messages:
+        if sent.key in messages and not (producer == REQUEST and self._lost(uid, consumer)):
             yield f"message {seq} of {producer}->{consumer} of request {uid} was put twice"
         messages[sent.key] = sent
         if sent.lease is not None:
             yield from self._take_slot(uid, sent.lease, consumer, sent)
+
+    def _lost(self, uid: int, stage: str) -> bool:
+        record = self._lifecycle.requests.get(uid)
+        return record is not None and stage in record.stages and record.stages[stage].state is Stage.LOST
 
     def _take_slot(self, uid: int, lease: Lease, ring: str, sent: _Sent | None) -> Iterator[str]:
         key, place = (lease.owner, lease.number), (lease.owner, lease.generation, ring, lease.slot)
@@ -155,7 +160,7 @@ class StreamAudit:
             yield f"{what} went to {event.reader}, which does not have the request"
         elif event.reader not in self._ready:
             yield f"{what} went to {event.reader}, which does not live"
-        sent.granted_ns, sent.reader = event.t_ns, event.reader
+        sent.granted_ns, sent.reader, sent.kept, sent.got = event.t_ns, event.reader, event.kept, False
 
     def _got(self, source: str, event: MessageGot) -> Iterator[str]:
         consumer = source.rpartition(".")[0]
@@ -173,9 +178,13 @@ class StreamAudit:
         sent.got = True
 
     def _released(self, source: str, event: LeaseReleased) -> Iterator[str]:
-        held = self._free(event.lease)
+        held = self._held.get((event.lease.owner, event.lease.number))
         if held is None or held.sent is None:
             return  # the ledger reports it
+        if held.sent.kept:
+            held.sent.reader = ""
+        else:
+            self._free(event.lease)
         lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
         if event.t_ns < held.sent.granted_ns:
             yield f"{lease} was released {held.sent.granted_ns - event.t_ns} ns before it was granted"

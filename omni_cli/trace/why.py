@@ -232,7 +232,7 @@ class _Paragraph:
 
     def _unread(self, record: StageRecord) -> Iterator[str]:
         held = [h for h in self._at.ledger.live() if h.uid == self._uid and h.lease.owner == record.process]
-        readers = sorted({h.reader for h in held if h.state is LeaseState.GRANTED})
+        readers = sorted({h.reader for h in held if h.state in (LeaseState.GRANTED, LeaseState.LENT)})
         if readers:
             yield f"{len(held)} of the slots in its ring are not read by {_listed(readers)} yet."
 

@@ -7,22 +7,23 @@ from collections.abc import Callable
 
 import pytest
 
-from omni_cli.runtime.events import Event, ProcessDead, ProcessStarted
+from omni_cli.runtime.events import Event, ProcessDead, ProcessStarted, StageSubmitted
 from omni_cli.runtime.request import OmniRequest
+from stages.events import StepDone
 from stages.messages import ChatMessage, Part
 from stages.models.synthetic.expected import expected_audio
-from stages.models.synthetic.options import SyntheticOptions
+from stages.models.synthetic.options import StageDelays, SyntheticOptions
 from tests.integration.recorded import Recording, Session, plan_of, record
 
 WORDS = "one two three four"
 
 
-def request(name: str, **options: object) -> OmniRequest:
+def request(name: str, *outputs: str, **options: object) -> OmniRequest:
     return OmniRequest(
         request_id=name,
         seed=7,
         conversation=(ChatMessage(role="user", parts=(Part(kind="text", text=WORDS),)),),
-        outputs=("text", "audio"),
+        outputs=outputs or ("text", "audio"),
         options=SyntheticOptions(**options),  # type: ignore[arg-type]
     )
 
@@ -49,7 +50,7 @@ async def until(session: Session, moment: Callable[[str, Event], bool]) -> None:
 def right(recording: Recording, *names: str) -> None:
     for name in names:
         outputs = recording.outputs[name]
-        assert outputs["text"].text == WORDS
+        assert "text" not in outputs or outputs["text"].text == WORDS
         sound = b"".join(bytes(payload.tensor("audio").data) for payload in outputs["audio"].payloads)
         assert sound == expected_audio(WORDS, 7).tobytes()
 
@@ -69,3 +70,23 @@ def test_r91_every_stage_may_die_and_serves_again(mode: str) -> None:
     right(recording, *(f"after {n}" for n in range(4)))
     assert [e.generation for _, _, e in recording.of(ProcessStarted) if e.process == "talker.0"] == [0, 1, 2]
     assert sum(not e.expected for _, _, e in recording.of(ProcessDead)) == 4
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_request_goes_on_after_the_death_of_its_replica(replicas: int) -> None:
+    """Nothing of its sound was there yet: it is run again, in the other replica or in the next life of the only one."""
+
+    async def act(session: Session) -> None:
+        for stage in ("thinker", "talker"):
+            slow = StageDelays(**{stage: 100.0})
+            asked = asyncio.ensure_future(session.one(request(stage, "audio", delay_ms=slow)))
+            await until(session, lambda source, event: isinstance(event, StepDone) and source == f"{stage}.0")  # noqa: B023
+            kill(session.recording, f"{stage}.0")
+            await asked
+
+    words = [f"deploy.stages.{stage}.replicas={replicas}" for stage in ("thinker", "talker")]
+    recording = record(plan_of("recipe=synthetic", *words), act)
+    assert recording.findings() == []
+    right(recording, "thinker", "talker")
+    again = [e.process for _, _, e in recording.of(StageSubmitted) if e.stage == "talker"]
+    assert again == ["talker.0", "talker.0", f"talker.{replicas - 1}"]

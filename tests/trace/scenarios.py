@@ -67,7 +67,7 @@ def killed(seed: int) -> TraceOfPlan:
 
 def restarted(seed: int) -> TraceOfPlan:
     """One replica while another one of its stage goes on, then the only one of a stage; both start again."""
-    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=1 + seed % 2, restarts=2)
+    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=1 + seed % 2, restarts=2, retry=1)
     for uid in (1, 2, 3, 4):
         run.admit(uid)
         run.some(20)

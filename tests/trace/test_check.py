@@ -120,6 +120,7 @@ WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
     replicas=st.integers(1, 2),
     media=st.booleans(),
     restarts=st.integers(0, 2),
+    retry=st.integers(0, 1),
 )
 def test_whatever_happens_the_trace_is_clean(actions, media, **more):
     run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, media=media, **more)

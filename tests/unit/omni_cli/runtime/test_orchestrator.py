@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -142,6 +143,43 @@ def test_what_a_dead_producer_has_written_is_read_to_the_end_and_then_given_back
     assert world.retired == {("talker.0", 0), ("thinker.0", 0)}
 
 
+@pytest.mark.parametrize(("acts", "lost"), [(1, True), (2, True), (3, True), (4, False)])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_request_is_run_again_from_its_input_until_something_is_handed_on(replicas, acts, lost):
+    """The talker reads the submission, reads its input, is scheduled, steps, and hands on."""
+    world = World(replicas=replicas, restarts=1, retry=1)
+    world.admit(1)
+    while world.act("thinker.0"):
+        pass
+    for _ in range(acts + 1):
+        world.act("talker.0")
+    world.kill("talker.0")
+    assert (world.ends == []) == lost
+    world.run()
+    assert world.outcome(1) == ("finished" if lost else "failed")
+    assert [e.stage for e in kinds(world, StageSubmitted)].count("talker") == 1 + lost
+    if not lost:
+        (failed,) = kinds(world, RequestFailed)
+        assert failed.error.message.endswith("(not run again: it has handed a message to code2wav)")
+    assert not any(stage.held for stage in world.stages.values())
+
+
+@pytest.mark.parametrize("media", [False, True])
+def test_a_first_stage_gets_its_media_once_more_and_no_second_time(media):
+    world = World(media=media, restarts=2, retry=1)
+    world.admit(1, media=IMAGE if media else None)
+    world.act("thinker.0")
+    world.kill("thinker.0")
+    world.start()
+    while len(kinds(world, StageSubmitted)) < 2:
+        world.act("thinker.0")
+    world.kill("thinker.0")
+    (failed,) = kinds(world, RequestFailed)
+    assert "killed by SIGKILL (not run again: deploy.stages.thinker.retry is 1)" in failed.error.message
+    world.run()
+    assert not any(port.held for port in world.ports.values())
+
+
 def test_a_replica_that_does_not_become_ready_is_killed():
     world = World(restarts=1)
     world.kill("talker.0")
@@ -234,10 +272,14 @@ WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
 
 @settings(max_examples=300, deadline=None)
 @given(
-    actions=st.lists(ACTIONS, max_size=80), replicas=st.integers(1, 2), media=st.booleans(), restarts=st.integers(0, 3)
+    actions=st.lists(ACTIONS, max_size=80),
+    replicas=st.integers(1, 2),
+    media=st.booleans(),
+    restarts=st.integers(0, 3),
+    retry=st.integers(0, 2),
 )
-def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, replicas, media, restarts):
-    world = World(DIAMOND, DIAMOND_OUTPUTS, replicas=replicas, media=media, restarts=restarts)
+def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, media, **more):
+    world = World(DIAMOND, DIAMOND_OUTPUTS, media=media, **more)
     processes = tuple(world.stages)
     uid = 0
     for what, number in actions:

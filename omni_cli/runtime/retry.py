@@ -1,0 +1,86 @@
+"""Which requests of a dead replica can be run again in their stage, from the same input, without anybody noticing.
+
+It must not submit them itself.
+"""
+
+from collections.abc import Mapping
+
+from omni_cli.plan.model import ExecutionPlan
+from omni_cli.runtime.books import Books
+from omni_cli.runtime.flight import Flight
+from omni_cli.runtime.stage_pool import NoReplica
+from stages.messages import REQUEST, StreamMessage
+
+
+class Retries:
+    """Keeps what a stage with `retry` was given, until it has handed something on or is done with the request.
+
+    A slot is kept in its ring only for a stage with one such input: with several, two requests could wait for each
+    other's room for ever.
+    """
+
+    def __init__(self, plan: ExecutionPlan, books: Books, flights: Mapping[int, Flight]) -> None:
+        self._plan = plan
+        self._books = books
+        self._flights = flights
+        self._unfit = {stage.name: _unfit(plan, stage.name) for stage in plan.stages}
+
+    def keep(self, uid: int, message: StreamMessage) -> bool:
+        """To be called when a message is given to its consumer; True if its lease is to outlive the reading."""
+        if message.producer == REQUEST or self._unfit[message.consumer] is not None:
+            return False
+        self._flights[uid].given.setdefault(message.consumer, []).append(message)
+        return message.lease is not None
+
+    def needs(self, uid: int, stage: str) -> bool:
+        """Whether what the stage has read is kept for it."""
+        return uid in self._flights and stage in self._flights[uid].given
+
+    def parks(self, uid: int, stage: str) -> bool:
+        """Whether what the stage had is to be given to another replica, once there is one."""
+        return uid in self._flights and stage in self._flights[uid].parked
+
+    def let_go(self, uid: int, stage: str) -> None:
+        """The stage has handed something on, or has ended: it will not be run again."""
+        flight = self._flights.get(uid)
+        for message in flight.given.pop(stage, ()) if flight is not None else ():
+            if message.lease is not None and self._books.ledger.is_held(message.lease):
+                self._books.drop(uid, message.lease)
+
+    def obstacle(self, uid: int, stage: str) -> str | None:
+        """Why a request that a dead replica had cannot be run again there; None if it can. Counts the attempt."""
+        flight, record = self._flights[uid], self._books.lifecycle.requests[uid]
+        limit, key = self._plan.stage(stage).retry, f"deploy.stages.{stage}.retry"
+        if flight.attempts.get(stage, 0) >= limit:
+            return f"{key} is {limit}"
+        emitted = [m for m in flight.route.stages[stage].outputs if record.outputs[m].chunks]
+        if emitted:
+            return f"a piece of its {' and '.join(emitted)} is with the caller"
+        fed = [consumer for (producer, consumer), s in record.streams.items() if producer == stage and s.put]
+        if fed:
+            return f"it has handed a message to {' and '.join(fed)}"
+        if self._unfit[stage] is not None:
+            return self._unfit[stage]
+        if stage in flight.route.entries and len(flight.route.entries) > 1 and flight.request.media.tensors:
+            return "its media went to several first stages"
+        try:
+            self._books.replicas.serves(stage)
+        except NoReplica:
+            return "no replica is left"
+        flight.attempts[stage] = flight.attempts.get(stage, 0) + 1
+        return None
+
+
+def _unfit(plan: ExecutionPlan, name: str) -> str | None:
+    """Why a stage's input cannot be given again, whoever asks."""
+    stage = plan.stage(name)
+    if not stage.retry:
+        return f"deploy.stages.{name}.retry is 0"
+    inputs = [edge for edge in stage.inputs if edge.producer != REQUEST]
+    pieces = [edge.producer for edge in inputs if edge.mode == "incremental"]
+    if pieces:
+        return f"its input from {' and '.join(pieces)} came piece by piece and is gone"
+    ringed = [edge.producer for edge in inputs if edge.connector != "inline"]
+    if len(ringed) > 1:
+        return f"its inputs from {' and '.join(ringed)} have gone back to their rings"
+    return None
