@@ -193,7 +193,7 @@ class Orchestrator:
                 )
                 self._dispatcher.run_again(uid, stage)
                 return
-            message = f"{cause} (not run again: {obstacle})"
+            message = f"{cause} (not run again: {obstacle})" if obstacle else cause
             self._fail(uid, ErrorInfo(kind="ProcessDied", message=message, fault="server", stage=stage))
         self._close_if_over(uid)
 

@@ -48,11 +48,12 @@ class Retries:
                 self._books.drop(uid, message.lease)
 
     def obstacle(self, uid: int, stage: str) -> str | None:
-        """Why a request that a dead replica had cannot be run again there; None if it can. Counts the attempt."""
+        """Why a request that a dead replica had cannot be run again there, empty if nobody wants that; None if it can.
+        Counts the attempt."""
         flight, record = self._flights[uid], self._books.lifecycle.requests[uid]
-        limit, key = self._plan.stage(stage).retry, f"deploy.stages.{stage}.retry"
+        limit = self._plan.stage(stage).retry
         if flight.attempts.get(stage, 0) >= limit:
-            return f"{key} is {limit}"
+            return f"deploy.stages.{stage}.retry is {limit}" if limit else ""
         emitted = [m for m in flight.route.stages[stage].outputs if record.outputs[m].chunks]
         if emitted:
             return f"a piece of its {' and '.join(emitted)} is with the caller"
@@ -75,7 +76,7 @@ def _unfit(plan: ExecutionPlan, name: str) -> str | None:
     """Why a stage's input cannot be given again, whoever asks."""
     stage = plan.stage(name)
     if not stage.retry:
-        return f"deploy.stages.{name}.retry is 0"
+        return ""
     inputs = [edge for edge in stage.inputs if edge.producer != REQUEST]
     pieces = [edge.producer for edge in inputs if edge.mode == "incremental"]
     if pieces:

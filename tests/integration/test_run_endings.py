@@ -44,8 +44,8 @@ def test_a_killed_stage_fails_its_requests_within_a_second_and_the_others_go_on(
     for n in range(2):
         error = results(tmp_path)[f"audio-{n}"]["error"]
         assert (error["stage"], error["kind"]) == ("talker", "ProcessDied")
-        said = "failed in stage talker: ProcessDied: talker.0: killed by SIGKILL (not run again: no replica is left)"
-        assert error["message"].endswith(said)
+        why = "failed in stage talker: ProcessDied: talker.0: killed by SIGKILL (not run again: no replica is left)"
+        assert error["message"].endswith(why)
     assert {results(tmp_path)[f"text-{n}"]["status"] for n in range(3)} == {"finished"}
     assert "failed: stage process talker.0 died: killed by SIGKILL\n2 of 5 requests failed\n" in said
     check_trace(tmp_path / "run")
