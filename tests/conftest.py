@@ -28,7 +28,7 @@ pytest.register_assert_rewrite("tests.integration.cli")
 
 
 # Files that share what is costly to start.
-_TOGETHER = re.compile(r"tests/server/|tests/integration/test_qwen3_omni_")
+_TOGETHER = re.compile(r"tests/server/|tests/integration/test_qwen")
 
 
 @pytest.hookimpl(optionalhook=True)

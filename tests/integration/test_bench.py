@@ -5,7 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from omni_cli.commands.bench import app
 from tests.integration.cli import check_trace, leaves_nothing, omni, start
 
 AIMED = {
@@ -186,13 +188,24 @@ def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: 
 DRAW = ("recipe=qwen_image", "request.image.size=64x32", "request.image.steps=3")
 
 
-def test_pictures_are_measured_by_image_by_step_and_by_operation(tmp_path: Path) -> None:
+@pytest.fixture
+def here(tmp_path: Path, warm: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def drawn(*words: str) -> str:
+    """What `omni bench` prints, run in this process, whose stages have imported everything."""
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_pictures_are_measured_by_image_by_step_and_by_operation(here: Path) -> None:
     loads = ("--concurrency", "1,2", "--requests", "2", "--prompt-tokens", "60")
-    with leaves_nothing():
-        done = omni("bench", "run", *DRAW, *loads, "--peak", "1", "--write", "page.md", cwd=tmp_path)
-    assert done.code == 0, done.err
-    check_trace(done.run)
-    measured = json.loads((done.run / "bench.json").read_text())
+    drawn("run", *DRAW, *loads, "--peak", "1", "--write", "page.md", "--out", "run")
+    check_trace(here / "run")
+    measured = json.loads((here / "run" / "bench.json").read_text())
     for level in measured["levels"]:
         figures = {key: figure["samples"] for key, figure in level["figures"].items()}
         assert len(figures["image_s"]) == len(figures["join_ms"]) == len(figures["join_steps"]) == 2
@@ -200,20 +213,18 @@ def test_pictures_are_measured_by_image_by_step_and_by_operation(tmp_path: Path)
         assert figures["steps_per_s"][0] == pytest.approx(3 * figures["requests_per_s"][0])
         assert figures["tflop_per_s"][0] == pytest.approx(figures["peak_share"][0])
         assert 0 < figures["peak_share"][0] < 1
-    page = (tmp_path / "page.md").read_text()
+    page = (here / "page.md").read_text()
     assert "60 prompt tokens and asks for image: 64x32, 3 steps, no guidance" in page
     assert f"`omni bench run {' '.join((*DRAW, *loads))} --peak 1 --seed 0`" in page
 
 
-def test_omni_and_diffusers_draw_the_same_pictures(tmp_path: Path) -> None:
+def test_omni_and_diffusers_draw_the_same_pictures(here: Path) -> None:
     guided = ("request.image.negative_prompt=red", "--concurrency", "2", "--requests", "2", "--json", "c.json")
-    with leaves_nothing():
-        done = omni("bench", "compare", *DRAW, *guided, cwd=tmp_path)
-    assert done.code == 0, done.err
-    compared = json.loads((tmp_path / "c.json").read_text())
+    printed = drawn("compare", *DRAW, *guided)
+    compared = json.loads((here / "c.json").read_text())
     assert (compared["agreed"], compared["compared"]) == (4, 4)
     assert compared["apart"] <= 1
-    assert f"is {compared['apart']} of 255, in 4 pictures" in done.out
+    assert f"is {compared['apart']} of 255, in 4 pictures" in printed
     assert list(compared["levels"]) == ["omni, 1 at once", "omni, 2 at once", "diffusers, as shipped"]
     for level in compared["levels"].values():
         figures = {key: figure["samples"] for key, figure in level["figures"].items()}
@@ -221,11 +232,10 @@ def test_omni_and_diffusers_draw_the_same_pictures(tmp_path: Path) -> None:
         assert len(figures["image_s"]) == len(figures["painter_denoise_denoising_step_ms"]) == 2
 
 
-def test_a_first_stage_of_any_family_is_measured_alone(tmp_path: Path) -> None:
+def test_a_first_stage_of_any_family_is_measured_alone(here: Path) -> None:
     options = ("--stage", "painter", "--batch", "2", "--steps", "3", "--peak", "1", "--json", "s.json")
-    done = omni("bench", "stage", *DRAW, *options, cwd=tmp_path)
-    assert done.code == 0, done.err
-    figures = json.loads((tmp_path / "s.json").read_text())["figures"]
+    drawn("stage", *DRAW, *options)
+    figures = json.loads((here / "s.json").read_text())["figures"]
     assert len(figures["batch_2_step_ms"]["samples"]) == len(figures["batch_2_gap_ms"]["samples"]) + 1 == 3
     # 1 TFLOP/s is 1 ms for 10^9 FLOP
     flop = 1e9 * figures["batch_2_floor_ms"]["median"]

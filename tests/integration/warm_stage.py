@@ -6,6 +6,7 @@ Imported there first. Such a process is the fork server's child, so it can be ti
 import stages.models.qwen3_omni.code2wav_runner
 import stages.models.qwen3_omni.talker_runner
 import stages.models.qwen3_omni.thinker_runner
+import stages.models.qwen_image.stage
 import stages.worker.main  # noqa: F401
 from stages.worker import bootstrap
 
