@@ -69,7 +69,7 @@ class Launch:
         self._tally = tally
         self._deadly = deadly
         self._place = place_of(self.plan)
-        self._recording = Recording()
+        self._recording = Recording(self.plan)
         self._run_id = secrets.token_hex(4)
         self._pids: dict[str, int] = {}
         self._open: list[Act] = []
@@ -99,7 +99,7 @@ class Launch:
         self._recording.live_slots = running.live_slots
         _hold("what is left behind", (_left(self._run_id), _descriptors(), _children()), before)
         _hold("slots that were held at the end", running.live_slots, 0)
-        _hold("omni trace check", self._recording.findings(), [])
+        _hold("omni trace replay", self._recording.findings(), [])
 
     async def _rounds(self, running: object, hear: Fanout, numbers: Sequence[int]) -> None:
         async with OmniEngine(self.plan, running, listener=hear) as engine:

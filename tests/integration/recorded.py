@@ -19,9 +19,10 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import CONTROL, Event, ProcessDead, RequestAdmitted, RunFinished
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import OmniRequest, RequestError
-from omni_cli.trace.check import check
+from omni_cli.trace.check import Checked
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.frame import run_started
+from omni_cli.trace.replay import Replay
 from stages.events import StageIdle, StepDone
 
 Moment = Callable[[str, Event, int], bool]  # (source, event, uid of the request) -> is this it?
@@ -35,6 +36,7 @@ def plan_of(*words: str) -> ExecutionPlan:
 class Recording:
     """The events in the order in which they were heard; outputs or the error by request."""
 
+    plan: ExecutionPlan
     events: list[tuple[str, Event]] = field(default_factory=list)
     outputs: dict[str, dict[str, OmniOutput]] = field(default_factory=dict)
     errors: dict[str, RequestError] = field(default_factory=dict)
@@ -66,8 +68,10 @@ class Recording:
         return [TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(lines)]
 
     def findings(self) -> list[str]:
-        """What `omni trace check` would say."""
-        return [finding.text for finding in check(self.trace())]
+        """What `omni trace replay` would say, and `omni trace check` with it."""
+        checked = Checked(self.trace())
+        divergences = Replay(self.plan, checked).run()
+        return [*(finding.text for finding in checked.findings), *map(str, divergences)]
 
     def check_ended_well(self) -> None:
         """The trace is clean, no slot is in use, and the last word of every process is that it holds nothing."""
@@ -131,7 +135,7 @@ class Session:
 
 def record(plan: ExecutionPlan, act: Callable[[Session], object], *, media_bytes: int = 0) -> Recording:
     """Starts the plan, lets `act` (a coroutine function) work with it, stops it. `media_bytes`: as in `stage_specs`."""
-    recording, run_id = Recording(), secrets.token_hex(4)
+    recording, run_id = Recording(plan), secrets.token_hex(4)
     recording.hear(CONTROL, run_started(plan, run_id, datetime.now(UTC)))
     running = LocalLauncher(plan, stage_specs(plan, run_id, media_bytes=media_bytes), listener=recording.hear).start()
 
