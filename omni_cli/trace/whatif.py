@@ -149,9 +149,9 @@ class _Simulation:
             owner.reclaim(consumer)
             return
         reader = self.replica(consumer, uid)
-        reader.send(
-            self.draw(self.workload.hand_off_ns.get((producer, consumer), ())), uid, producer, units, eos, owner
-        )
+        found = self.workload.hand_off_ns
+        samples = found.get((producer, consumer, reader.busy)) or found.get((producer, consumer, not reader.busy), ())
+        reader.send(self.draw(samples), uid, producer, units, eos, owner)
 
     def left(self, uid: int, stage: str, work: StageWork) -> None:
         """The request has finished in a stage."""
@@ -208,7 +208,7 @@ class _Replica:
         self._pauses = simulation.workload.pause_ns.get(stage.name, ())
         self._here: dict[int, _Here] = {}
         self._inbox: deque[Message] = deque()
-        self._busy = False
+        self.busy = False
         self._awake_ns = 0
         self._slots = {
             edge.consumer: edge.slots
@@ -252,7 +252,7 @@ class _Replica:
             self._sim.at(self._sim.now_ns, self._wake)
 
     def _wake(self) -> None:
-        if self._busy:
+        if self.busy:
             return
         while self._inbox:
             self._read(*self._inbox.popleft())
@@ -289,7 +289,7 @@ class _Replica:
 
     def _begin(self, rows: tuple[Row, ...]) -> None:
         sim, load = self._sim, self._load
-        self._busy = True
+        self.busy = True
         ns = self._model.draw_ns(rows, sim.random) if self._model is not None else 0
         load.busy_ns += ns
         load.steps += 1
@@ -321,7 +321,7 @@ class _Replica:
         sim.at(sim.now_ns + sim.draw(self._pauses), self._free)
 
     def _free(self) -> None:
-        self._busy = False
+        self.busy = False
         self._wake()
 
     def _finishes(self, row: Row) -> bool:

@@ -51,13 +51,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """All but the requests and the models are samples. `hand_off_ns` by (producer, consumer): the way of a message to a
-    stage that is not in a step. `pause_ns` by stage: between two steps of one that has more to do. `entry_ns`: the way
-    to the first stages; `output_ns`: from the last one to the caller."""
+    """All but the requests and the models are samples. `hand_off_ns` by (producer, consumer, whether that is in a step
+    meanwhile): the way of a message, without the rest of the step. `pause_ns` by stage: between two steps of one that
+    has more to do. `entry_ns`: the way to the first stages; `output_ns`: from the last one to the caller."""
 
     requests: Sequence[Work]
     models: Mapping[str, StepModel]
-    hand_off_ns: Mapping[tuple[str, str], Sequence[int]]
+    hand_off_ns: Mapping[tuple[str, str, bool], Sequence[int]]
     pause_ns: Mapping[str, Sequence[int]]
     entry_ns: Sequence[int]
     output_ns: Sequence[int]
@@ -147,13 +147,20 @@ class _Busy:
         return total
 
 
-def _hand_offs(requests: Sequence[RequestSummary], busy: Mapping[str, _Busy]) -> dict[tuple[str, str], list[int]]:
-    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+def _hand_offs(requests: Sequence[RequestSummary], busy: Mapping[str, _Busy]) -> dict[tuple[str, str, bool], list[int]]:
+    """Of messages that were not taken along by one that was on its way to the same process."""
+    to: dict[str, list[tuple[int, int, str, str]]] = defaultdict(list)
     for request in requests:
         for (producer, consumer), edge in request.edges.items():
-            process = request.stages[consumer].process
-            for put_ns, got_ns in edge.flights:
-                found[producer, consumer].append(got_ns - put_ns - busy[process].within(put_ns, got_ns))
+            to[request.stages[consumer].process] += ((*flight, producer, consumer) for flight in edge.flights)
+    found: dict[tuple[str, str, bool], list[int]] = defaultdict(list)
+    for process, flights in to.items():
+        last_ns = 0
+        for put_ns, got_ns, producer, consumer in sorted(flights):
+            if put_ns >= last_ns:
+                in_step_ns = busy[process].within(put_ns, got_ns)
+                found[producer, consumer, in_step_ns > 0].append(got_ns - put_ns - in_step_ns)
+                last_ns = got_ns
     return found
 
 
