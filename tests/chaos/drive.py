@@ -77,6 +77,7 @@ class Launch:
         self._places: set[tuple[int, str]] = set()  # (request of this round, process)
         self._killed: set[str] = set()
         self._stopped: set[str] = set()
+        self._dying: set[str] = set()
         self._ended: Counter[int] = Counter()
         self._unwell: list[str] = []
         self.number = -1  # of the round that runs
@@ -198,8 +199,8 @@ class Launch:
             await asyncio.sleep(0.0005)  # a ring's header has no event to wait on
 
     def _waiting(self) -> list[str]:
-        """The processes that are to be started again, or start."""
-        return [replica.process for replica in self._engine.replicas if replica.word != "ready"]
+        """The processes that are dying, to be started again, or start."""
+        return [*self._dying, *(replica.process for replica in self._engine.replicas if replica.word != "ready")]
 
     def _slots(self) -> dict[str, tuple[int, ...]]:
         """The written slots of each ring that there is."""
@@ -221,6 +222,7 @@ class Launch:
             self._pids[event.process] = event.pid
         elif isinstance(event, ProcessDead):
             self._pids.pop(event.process, None)
+            self._dying.discard(event.process)
             self._stopped.discard(event.process)
         elif isinstance(event, RequestAdmitted):
             _, _, number = event.request_id.partition("/")
@@ -248,6 +250,7 @@ class Launch:
             self._leaving[act.request].set()
         elif act.what == KILL and process in self._pids:
             self._killed.add(process)
+            self._dying.add(process)
             self._signal(process, signal.SIGKILL)
         elif act.what == STOP and process in self._pids and process not in self._stopped:
             self._stopped.add(process)
