@@ -102,11 +102,15 @@ class DiffusionRunner:
     def warm_up(self) -> None:
         """Guided; and where that is other code, with a single row, and with two requests."""
         least = self._stepper.least()
-        self._warm_up([least])
-        if self._predictor.compiles:
-            self._warm_up([replace(least, true_cfg_scale=1.0)])
-            self._warm_up([least] * min(2, self._spec.max_batch))
-        self._texts.clear()
+        if not self._predictor.compiles:
+            self._warm_up([least])
+            return
+        try:
+            for images in [least], [replace(least, true_cfg_scale=1.0)], [least] * min(2, self._spec.max_batch):
+                self._warm_up(images)
+        except Exception as error:
+            hint = f"deploy.stages.{self._spec.stage}.compile=none starts without"
+            raise StageError(f"the warm-up with compiled blocks failed; {hint}: {error}") from error
         self._predictor.warmed_up()
 
     def _warm_up(self, images: Sequence[ImageParams]) -> None:
@@ -124,6 +128,7 @@ class DiffusionRunner:
                     raise StageError(f"the warm-up failed: {result.error.message}\n{result.error.trace}")
         for uid in uids:
             self.end(uid)
+        self._texts.clear()
 
     def begin(self, request: StageRequest) -> None:
         self._pictures[request.uid] = self._picture(request, _prompt(request) if self._encodes else "")

@@ -7,6 +7,7 @@ import torch
 from diffusers import FirstBlockCacheConfig
 
 from stages.config import StageTuning
+from stages.errors import StageError
 from stages.runners import step_cache
 from stages.runners.compiled_blocks import compiled
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
@@ -22,6 +23,12 @@ def test_blocks_are_compiled_before_ready_for_every_size_length_and_number_of_ro
     assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
     for drawn, plain in zip(session.drawn.values(), studio.draw(*asked).drawn.values(), strict=True):
         assert torch.equal(drawn.latents, plain.latents)
+
+
+def test_what_cannot_be_compiled_names_the_key_that_does_without(tiny_folder, monkeypatch):
+    monkeypatch.setattr("stages.runners.predictor.Predictor.predict", lambda *_: 1 / 0)
+    with pytest.raises(StageError, match=r"failed; deploy\.stages\.painter\.compile=none starts .*division by zero"):
+        Studio(tiny_folder, tuning=StageTuning(compile="blocks"))
 
 
 THRESHOLD = 1.0  # one at which the tiny model, of which each step changes much, skips some
