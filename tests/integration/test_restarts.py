@@ -1,9 +1,11 @@
 """Real stage processes that are killed and started again: what the requests in them, after them and beside them get."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ from stages.events import StepDone
 from stages.messages import ChatMessage, Part
 from stages.models.synthetic.expected import expected_audio
 from stages.models.synthetic.options import StageDelays, SyntheticOptions
+from tests.integration.cli import check_trace, leaves_nothing, omni, start, started_here, wait_for, wait_for_event
 from tests.integration.recorded import Recording, Session, plan_of, record
 
 WORDS = "one two three four"
@@ -90,3 +93,36 @@ def test_a_request_goes_on_after_the_death_of_its_replica(replicas: int) -> None
     right(recording, "thinker", "talker")
     again = [e.process for _, _, e in recording.of(StageSubmitted) if e.stage == "talker"]
     assert again == ["talker.0", "talker.0", f"talker.{replicas - 1}"]
+
+
+SLOW = ("recipe=synthetic", "synthetic.delay_ms.thinker=100", "--prompt", " ".join(["word"] * 20), "--out", "run")
+
+
+def test_a_run_whose_stage_died_ends_well_and_tells_of_both_lives(tmp_path: Path) -> None:
+    trace = tmp_path / "run/trace.jsonl"
+    with leaves_nothing():
+        process = start("run", *SLOW, cwd=tmp_path)
+        wait_for_event(trace, "step_done", src="thinker.0")
+        os.kill(wait_for_event(trace, "process_started", process="talker.0")["pid"], signal.SIGKILL)
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 0, said
+        shown = omni("trace", "show", "run", "--json", cwd=tmp_path)
+    assert "talker.0 is ready again, as generation 1" in said
+    lives = [(p["process"], p["generation"], p["expected"]) for p in json.loads(shown.out)["processes"]]
+    assert [life for life in lives if life[0] == "talker.0"] == [("talker.0", 0, False), ("talker.0", 1, True)]
+    check_trace(tmp_path / "run")
+
+
+def test_a_parent_that_is_killed_while_a_stage_starts_again_leaves_no_process_and_the_next_start_is_clean(
+    tmp_path: Path,
+) -> None:
+    trace, before = tmp_path / "run/trace.jsonl", started_here()
+    with leaves_nothing():
+        process = start("run", *SLOW, "synthetic.init_delay_s.talker=1", cwd=tmp_path)
+        wait_for_event(trace, "step_done", src="thinker.0")
+        os.kill(wait_for_event(trace, "process_started", process="talker.0")["pid"], signal.SIGKILL)
+        wait_for_event(trace, "process_started", process="talker.0", generation=1)
+        process.kill()
+        process.communicate()
+        wait_for(lambda: started_here() <= before, "the end of every stage", 10)
+        assert omni("run", "recipe=synthetic", "--prompt", "hi", cwd=tmp_path).code == 0
