@@ -114,6 +114,9 @@ class OmniEngine:
                 self._supervisor.clients[process].handle.give_up()
         self._closing = True
         await self._supervisor.close()
+        for replica in self.replicas:
+            if replica.word == "starting":  # it would load first, and then hear that it shall stop
+                self._supervisor.clients[replica.process].handle.give_up()
         if self._timer is not None:
             self._timer.cancel()
         for client in self._supervisor.clients.values():

@@ -192,7 +192,8 @@ def _stages(request: RequestSummary, width: int) -> Table:
     for span in request.stages.values():
         line = [Timeline(_phases(span), request.admitted_ns, end_ns)] if drawn else []
         numbers = (duration(ns) for ns in (span.queue_ns, span.wait_ns, span.run_ns, span.stall_ns))
-        table.add_row(Text(plain(span.process)), *line, *numbers, str(len(span.steps)), _status(span.status))
+        name = plain(span.process) + (f" (attempt {span.attempt})" if span.attempt > 1 else "")
+        table.add_row(Text(name), *line, *numbers, str(len(span.steps)), _status(span.status))
     return table
 
 

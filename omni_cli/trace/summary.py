@@ -58,6 +58,7 @@ class StageSpan:
     status: str = OPEN
     steps: list[tuple[int, int]] = field(default_factory=list)
     units: int = 0
+    attempt: int = 1  # more than 1: run again after the death of a replica; the rest is of this attempt
 
     @property
     def queue_ns(self) -> int:
@@ -327,8 +328,13 @@ class _Fold:
 
     def _control(self, request: RequestSummary, event: object) -> None:
         if isinstance(event, StageSubmitted):
+            before = request.stages.get(event.stage)
             request.stages[event.stage] = StageSpan(
-                stage=event.stage, process=event.process, submitted_ns=event.t_ns, end_ns=event.t_ns
+                attempt=1 if before is None else before.attempt + 1,
+                stage=event.stage,
+                process=event.process,
+                submitted_ns=event.t_ns,
+                end_ns=event.t_ns,
             )
         elif isinstance(event, OutputFinished) and event.modality in request.outputs:
             request.outputs[event.modality].status = event.outcome

@@ -265,3 +265,11 @@ def test_the_report_is_in_milliseconds_from_the_start_of_the_run(run):
 @pytest.mark.parametrize(("modality", "kind"), [("audio", "audio"), ("audio_mix", "audio"), ("text", "text")])
 def test_a_label_does_not_change_the_type(modality, kind):
     assert type_of(modality) == kind
+
+
+def test_a_request_that_was_run_again_has_its_last_attempt():
+    runs = [summarise(SCENARIOS["restarted"](seed)) for seed in range(10)]
+    spans = [span for run in runs for request in run.requests.values() for span in request.stages.values()]
+    assert {span.attempt for span in spans} == {1, 2}
+    assert {span.status for span in spans if span.attempt == 2} >= {"finished"}
+    assert {process.generation for run in runs for process in run.processes} == {0, 1}
