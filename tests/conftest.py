@@ -7,6 +7,7 @@ import atexit
 import os
 import re
 import shutil
+import signal
 import tempfile
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ[_name] = "1"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background, and all it starts, ignores it
 os.environ["OMNI_SHM_DIR"] = tempfile.mkdtemp(prefix="omni-tests-", dir="/dev/shm")
 atexit.register(shutil.rmtree, os.environ["OMNI_SHM_DIR"], ignore_errors=True)
 

@@ -27,6 +27,7 @@ from omni_cli.trace.process_audit import ProcessAudit
 from omni_cli.trace.stage_audit import StageAudit
 from omni_cli.trace.stream_audit import StreamAudit
 from stages.events import StageCancelled, StageFailed, StageFinished, StepDone
+from stages.lease import Lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,7 @@ class _Trial:
         self._lifecycle = Lifecycle()
         self._ledger = LeaseLedger()
         self._killed: set[tuple[int, str]] = set()  # request, process
+        self._in_its_hands: set[Lease] = set()  # of those requests, when it was killed
         self._audits: tuple[Audit, ...] = (
             FrameAudit(),
             ProcessAudit(),
@@ -135,6 +137,8 @@ class _Trial:
             self._killed.update(
                 (uid, process) for s in record.stages.values() if s.process == process and s.state not in STAGE_ENDED
             )
+        read = self._ledger.read_by(process)
+        self._in_its_hands.update(holding.lease for holding in read if (holding.uid, process) in self._killed)
 
     def _may_be_over(self, event: Event) -> tuple[int, ...]:
         if isinstance(event, ProcessDead):
@@ -148,7 +152,7 @@ class _Trial:
             if not record.over:
                 yield f"request {uid} never ended: it is {record.state}, {', '.join(open_stages) or 'in no stage'}"
         for holding in self._ledger.live():
-            if not {(holding.uid, holding.reader), (holding.uid, holding.lease.owner)} & self._killed:
+            if holding.lease not in self._in_its_hands and (holding.uid, holding.lease.owner) not in self._killed:
                 lease = f"lease {holding.lease.owner}#{holding.lease.number} of request {holding.uid}"
                 yield f"{lease} leaked: it is {holding.state} at the end"
         for audit in self._audits:

@@ -66,7 +66,7 @@ RUNS = {
     "line": lambda cwd: run_batch(cwd, BATCH, "recipe=synthetic"),
     "streams": lambda cwd: run_batch(cwd, BATCH, "recipe=synthetic", *STREAMS),
     "dag": lambda cwd: run_batch(cwd, BATCH, "recipe=synthetic_dag"),
-    "death": lambda cwd: run_batch(cwd, DEATH, "recipe=synthetic"),
+    "death": lambda cwd: run_batch(cwd, DEATH, "recipe=synthetic", "deploy.stages.talker.retry=0"),
     "hang": lambda cwd: run_batch(cwd, HANG, "recipe=synthetic", "deploy.drain_timeout_s=0.2"),
     "interrupted": lambda cwd: run_until(cwd, signal.SIGINT),
 }
@@ -100,18 +100,18 @@ def test_the_runs_end_in_every_way(traces):
 
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_200_damaged_real_traces_every_one_is_found_out(traces, name, kind):
+def test_of_480_damaged_real_traces_every_one_is_found_out(traces, name, kind):
     rng = random.Random(f"{name} {kind}")
     trace = traces[name]
     missed = 0
-    for _ in range(50):
+    for _ in range(20):
         mutation = mutate(trace, kind, rng)
         assert check(mutation.trace), mutation.said
         damaged = Checked(renumber(mutation.trace))
         if not Replay(trace.plan, damaged).run() and not damaged.findings:
             assert only_ordinals_show(mutation, trace), mutation.said
             missed += 1
-    assert missed <= 5, "what only the ordinals show is rare"
+    assert missed <= 4, "what only the ordinals show is rare"
 
 
 def test_the_trace_of_a_killed_parent_is_truncated_and_only_that(tmp_path):
