@@ -262,7 +262,7 @@ class Launch:
         self._stopped.discard(process)
 
     def _signal(self, process: str, number: signal.Signals) -> None:
-        if process in self._pids:
+        with suppress(KeyError, ProcessLookupError):  # it has died, and that is not heard of yet
             os.kill(self._pids[process], number)
 
     def _listener_that_fails(self, source: str, event: Event) -> None:
