@@ -26,6 +26,7 @@ from omni_cli.runtime.events import (
     RunStarted,
     StageSubmitted,
 )
+from omni_cli.runtime.lifecycle import REQUEST_ENDED, STAGE_ENDED
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.orchestrator import Orchestrator
 from omni_cli.runtime.replicas import Start
@@ -38,6 +39,7 @@ from omni_cli.trace.why import LastHeard
 from stages.errors import PayloadTooLarge
 from stages.events import MessagePut, StepDone, StepReport
 from stages.lease import Lease
+from stages.messages import REQUEST
 from stages.payload import Payload, PayloadRef, Tensor
 
 TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
@@ -80,7 +82,7 @@ class Replay:
         self.started: RunStarted | None = None
         self.names: dict[int, str] = {}  # of all requests so far
         self.uids: dict[str, int] = {}  # the latest request of each name
-        self.entering: set[int] = set()  # admitted, in no stage yet
+        self.entering: set[int] = set()  # admitted, not in their first stage, or not any more
         self.dead: set[str] = set()
         self.generations: dict[str, int] = {}  # of the latest life of each process that was started again
         self.heard = LastHeard()  # told of a story only, as the next
@@ -219,6 +221,7 @@ class Replay:
         match event:
             case ProcessDead(expected=False):
                 self.dead.add(event.process)
+                self.entering |= self._entered_by(event.process)  # unless they fail now
                 return lambda: orchestrator.died(event.process, event.cause)
             case ProcessStarted() | ProcessNotStarted():
                 return lambda: self._begin(event)
@@ -236,6 +239,12 @@ class Replay:
             case StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
                 return orchestrator.take_turns
         return None
+
+    def _entered_by(self, process: str) -> set[int]:
+        """The requests in a first stage's process: they may enter it again."""
+        requests = self.orchestrator.lifecycle.requests.items()
+        places = ((uid, record.places.get(process)) for uid, record in requests if record.state not in REQUEST_ENDED)
+        return {uid for uid, at in places if at and at.state not in STAGE_ENDED and set(at.waits_for) <= {REQUEST}}
 
     def _begin(self, event: ProcessStarted | ProcessNotStarted) -> None:
         """Another life, which has to be ordered by now: of that decision only the outcome is recorded."""
