@@ -30,7 +30,7 @@ class Carriers:
             return "shm", "to or from the parent"
         stage = self.family.stages.get(consumer)
         if stage is None or producer not in stage.inputs or not stage.inputs[producer].on_device:
-            return "shm", "what it carries is in host memory"
+            return "shm", "no contract asks for more"
         obstacle = self.obstacle(producer, consumer)
         if obstacle:
             return "shm", obstacle

@@ -26,7 +26,7 @@ _MEDIA_BYTES = 256 << 20
 # default ring is twice as large and bfloat16 half, so that four times as many pass.
 _MEDIA_TOKENS = 4096
 # A token is spoken once it is known not to be the last. Hidden states of media come from the thinker's device.
-_HEARD = InputContract(modes=("incremental", "complete"), lookahead_units=1, on_device=True)
+_HEARD = InputContract(modes=("incremental", "complete"), lookahead_units=1)
 _LANGUAGE = StageTuning(step_tokens=2048, kv_block_tokens=16, kv_blocks=0, graphs=True)
 
 # Any one file of a line will do.

@@ -20,7 +20,7 @@ _STEP_TOKENS = 32_768
 _TUNING = StageTuning(step_tokens=_STEP_TOKENS, compile="blocks", step_cache="none")
 
 _PROMPT_TOKENS = 512
-_COMPLETE = InputContract(modes=("complete",), on_device=True)
+_COMPLETE = InputContract(modes=("complete",))
 _WEIGHTS = ("transformer", "vae", "text_encoder")
 PARTS = {
     "painter": _WEIGHTS,

@@ -43,7 +43,7 @@ def test_the_planner_chooses_by_where_the_two_ends_are(devices, unreachable, con
 
 def test_what_lies_in_host_memory_goes_by_shm_wherever_its_stages_are():
     found = edges("deploy.stages.talker.devices=[[1]]")
-    assert (found["code2wav"].connector, found["code2wav"].reason) == ("shm", "what it carries is in host memory")
+    assert (found["code2wav"].connector, found["code2wav"].reason) == ("shm", "no contract asks for more")
     assert (found["request"].connector, found["request"].reason) == ("shm", "to or from the parent")
 
 
