@@ -28,7 +28,11 @@ SCARCE = {
 }
 EDGES: dict[str, tuple[str, ...]] = {
     "as shipped": (),
-    "complete": ("pipeline.stages.talker.inputs.thinker=complete", "pipeline.stages.code2wav.inputs.talker=complete"),
+    "complete, two replicas of each": (
+        "pipeline.stages.talker.inputs.thinker=complete",
+        "pipeline.stages.code2wav.inputs.talker=complete",
+        *(f"deploy.stages.{stage}.replicas=2" for stage in ("thinker", "talker", "code2wav")),
+    ),
     "preempted": tuple(f"deploy.stages.{stage}.{key}" for stage, keys in SCARCE.items() for key in keys),
 }
 ask = partial(greedy_request, text_tokens=TEXT_TOKENS, codec_tokens=CODEC_TOKENS)
