@@ -84,6 +84,6 @@ def _listen(life: _Life, passed_s: float) -> None:
     if beat is last:
         life.silent_s += passed_s
         return
-    life.silent_s, life.beat = 0.0, beat
+    silence_s, life.silent_s, life.beat = life.silent_s, 0.0, beat
     going_on = beat is None or not beat.working or last is None or last.rounds != beat.rounds
-    life.stuck_s = 0.0 if going_on else life.stuck_s + passed_s
+    life.stuck_s = 0.0 if going_on else life.stuck_s + silence_s + passed_s

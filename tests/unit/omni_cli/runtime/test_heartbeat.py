@@ -49,6 +49,10 @@ def hangs_at_5(second, beat):
     return Beat(rounds=min(second, 5), working=True)
 
 
+def hangs_at_5_on_a_busy_machine(second, beat):
+    return beat if second % 2 else hangs_at_5(second, beat)
+
+
 def silent_at_5(second, beat):
     return Beat(rounds=second, working=True) if second < 5 else beat
 
@@ -62,11 +66,12 @@ def test_who_works_or_waits_lives_on(life):
     ("life", "stopped", "said"),
     [
         (hangs_at_5, False, r"it runs, but has not come back from a step for 8 s \(deploy.heartbeat_s\)"),
+        (hangs_at_5_on_a_busy_machine, False, "has not come back from a step"),
         (silent_at_5, True, r"is stopped \(SIGSTOP\) and has given no sign of life for 8 s \(deploy.heartbeat_s\)"),
         (silent_at_5, False, r"no sign of life for 8 s \(deploy.heartbeat_s\)"),
         (lambda second, beat: None, False, "no sign of life"),
     ],
-    ids=["a step that never returns", "stopped", "silent", "never a beat"],
+    ids=["a step that never returns", "one whose beats are late", "stopped", "silent", "never a beat"],
 )
 def test_who_hangs_is_killed_once_within_the_limit(life, stopped, said):
     handle, second = watched(40, life, stopped=stopped)
