@@ -1,6 +1,7 @@
 """`omni trace replay`: the run once more, without its processes, held against what it has recorded. Only reads."""
 
 import json
+import logging
 import time
 from typing import Annotated
 
@@ -49,6 +50,7 @@ def replay_trace(
     plan = recorded_plan(path, started.plan_digest if started is not None else None)
     checked = Checked(TraceReader(path))
     replay = Replay(plan, checked)
+    logging.getLogger("omni").addHandler(logging.NullHandler())  # what is said now of the run was said then
     console, begin_ns = Console(), time.process_time_ns()
     story = []
     with settled_heap():

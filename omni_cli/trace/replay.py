@@ -131,8 +131,10 @@ class Replay:
             own = [line for line in lines if uid is not None and _about(line.event, uid)]
             yield from own
             start_ns = self.started.t_ns if self.started is not None else 0
-            if until is not None and until.here(own if request_id else lines, self.script.head, start_ns):
-                return
+            if until is not None:
+                concerned = [*own, *(line for line in lines if _about(line.event, None))] if request_id else lines
+                if until.here(concerned, self.script.head, start_ns):
+                    return
 
     # what the orchestrator is given
 
@@ -316,7 +318,8 @@ class Replay:
         )
 
 
-def _about(event: Event, uid: int) -> bool:
+def _about(event: Event, uid: int | None) -> bool:
+    """None: about no request, as of a process."""
     if isinstance(event, StepDone):
         return any(row.uid == uid for row in event.rows)
     return getattr(event, "uid", None) == uid

@@ -128,7 +128,7 @@ def _request(request: RequestState, request_enters: bool) -> Iterator[Renderable
         held.setdefault((lease.owner, lease.reader), []).append(lease.slot)
     for (owner, reader), slots in held.items():
         what = f"holds slots {_listed(map(str, slots))} of {owner}"
-        lines.append(f"{what}, which {reader or 'nobody'} has not given back")
+        lines.append(f"{what}, which {reader} has not given back" if reader else f"{what}, which nobody reads now")
     yield Padding(Text("\n".join(map(plain, lines)), overflow="fold"), (0, 0, 0, 2))
 
 
