@@ -57,6 +57,10 @@ class LaunchError(OmniError):
     """A stage process could not be started, or did not become ready in time."""
 
 
+class RunEnding(LaunchError):
+    """No process is started any more."""
+
+
 class StageFailure(OmniError):
     """A stage failed a request, or died with it. `fault` is "client" if the stage blames what was asked."""
 

@@ -14,7 +14,7 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import cast
 
-from omni_cli.errors import LaunchError
+from omni_cli.errors import RunEnding
 from omni_cli.launch.environment import stage_environment
 from omni_cli.launch.mps import MpsDaemon
 from omni_cli.launch.process import StageProcess
@@ -86,7 +86,7 @@ class RunningStages:
 
     def _refuse_late(self) -> None:
         if self._hurry or self._live_slots is not None:
-            raise LaunchError("the run is ending")
+            raise RunEnding("the run is ending")
 
     def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
         return self._rings.retire(process, generation)

@@ -260,8 +260,8 @@ class OmniEngine:
         self._orchestrator.started(process, generation)
         self._turn_soon()
 
-    def _on_not_started(self, process: str, generation: int, cause: str) -> None:
-        self._orchestrator.not_started(process, generation, cause)
+    def _on_not_started(self, process: str, generation: int, cause: str, final: bool) -> None:
+        self._orchestrator.not_started(process, generation, cause, final=final)
         self._turn_soon()
 
     def _break(self, error: Exception) -> None:

@@ -57,12 +57,14 @@ class ProcessStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessNotStarted:
-    """A dead process was to be started again, and this life of it could not begin."""
+    """A dead process was to be started again, and this life of it could not begin. `final`: the run is ending, and no
+    process is started any more."""
 
     t_ns: int
     process: str
     generation: int
     cause: str
+    final: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

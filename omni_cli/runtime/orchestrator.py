@@ -201,11 +201,16 @@ class Orchestrator:
         """The next life of a dead worker has begun; it says itself when it is ready."""
         self._replicas.started(process, generation)
 
-    def not_started(self, process: str, generation: int, cause: str) -> None:
-        """The next life of a dead worker could not begin."""
-        self._emit(events.ProcessNotStarted(t_ns=self._clock(), process=process, generation=generation, cause=cause))
-        self._replicas.not_started(process, generation, cause)
-        self._dispatcher.unpark(process.rpartition(".")[0])
+    def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
+        """The next life of a dead worker could not begin; `final`: nor will that of any other."""
+        self._emit(
+            events.ProcessNotStarted(
+                t_ns=self._clock(), process=process, generation=generation, cause=cause, final=final
+            )
+        )
+        self._replicas.not_started(process, generation, cause, final=final)
+        for stage in self._replicas.stages if final else (process.rpartition(".")[0],):
+            self._dispatcher.unpark(stage)
 
     def cancel(self, uid: int, reason: str) -> None:
         """The caller gives the request up. One that has ended already stays as it ended."""

@@ -91,11 +91,11 @@ class Processes(Protocol):
     def replicas(self) -> Sequence[StageHandle]: ...
 
     def renew(self, process: str, generation: int) -> None:
-        """Reserves the memory that the next life writes. Raises LaunchError if there is none, or the run is ending."""
+        """Reserves the memory that the next life writes. Raises LaunchError if there is none, RunEnding."""
         ...
 
     def start_again(self, process: str, generation: int) -> StageHandle:
-        """Spawns the next life; it says itself when it is ready. Raises LaunchError or OSError."""
+        """Spawns the next life; it says itself when it is ready. Raises RunEnding or OSError."""
         ...
 
     def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:

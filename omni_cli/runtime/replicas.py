@@ -95,6 +95,11 @@ class Replicas:
         self._due: set[str] = set()
         self._unread: set[tuple[str, int]] = set()  # lives that are over, with slots that somebody still reads
         self._orders: list[Order] = []
+        self._ending = False
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        return tuple(self._pools)
 
     def all(self) -> tuple[Replica, ...]:
         return tuple(self._replicas.values())
@@ -155,14 +160,17 @@ class Replicas:
         replica.generation = generation
         self._set_due(replica, self._clock() + round(replica.stage.startup_timeout_s * 1e9))
 
-    def not_started(self, process: str, generation: int, cause: str) -> None:
-        """The life that was ordered could not begin."""
+    def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
+        """The life that was ordered could not begin; `final`: no process is started any more."""
         replica = self._replicas[process]
         self._move(replica, "not started")
         replica.generation = generation
-        log.error("%s could not be started again: %s", process, cause)
+        (log.info if final else log.error)("%s could not be started again: %s", process, cause)
+        self._ending = self._ending or final
         self._orders.append(Retire(process=process, generation=generation))
-        self._schedule(replica, cause)
+        for dead in self._replicas.values() if final else (replica,):
+            if dead.state is Process.DEAD:
+                self._schedule(dead, cause if dead is replica else dead.cause)
 
     def ready(self, process: str) -> None:
         """The last life that was started has become ready; what else says so has been so since the run began."""
@@ -211,10 +219,10 @@ class Replicas:
         window_ns = round(stage.restart_window_s * 1e9)
         replica.attempts_ns = [at for at in replica.attempts_ns if now - at < window_ns]
         count = len(replica.attempts_ns)
-        if count >= stage.restarts:
+        if count >= stage.restarts or self._ending:
             replica.hopeless = True
             self._set_due(replica, None)
-            if stage.restarts:
+            if stage.restarts and not self._ending:
                 log.error("%s is not started again: %d restarts in %g s are its limit (deploy.stages.%s.restarts)",
                           replica.process, stage.restarts, stage.restart_window_s, stage.name)  # fmt: skip
             return

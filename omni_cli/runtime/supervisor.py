@@ -6,7 +6,7 @@ It belongs to one event loop and decides nothing.
 import asyncio
 from collections.abc import Callable, Iterable
 
-from omni_cli.errors import LaunchError
+from omni_cli.errors import LaunchError, RunEnding
 from omni_cli.runtime.processes import Processes
 from omni_cli.runtime.replicas import Condemn, Order, Retire, Start
 from omni_cli.runtime.stage_client import Received, StageClient
@@ -15,7 +15,8 @@ from stages.messages import Attach, Command, Detach, Turn
 
 class Supervisor:
     """`clients` has one for each replica, of its latest life. `started(process, generation)` and
-    `not_started(process, generation, cause)` hear what became of a `Start`, `failed` of an error of the runtime."""
+    `not_started(process, generation, cause, final)` hear what became of a `Start`, `failed` of an error of the
+    runtime."""
 
     def __init__(
         self,
@@ -24,7 +25,7 @@ class Supervisor:
         clock: Callable[[], int],
         on_receive: Callable[[StageClient, Received], None],
         started: Callable[[str, int], None],
-        not_started: Callable[[str, int, str], None],
+        not_started: Callable[[str, int, str, bool], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._processes = processes
@@ -63,7 +64,7 @@ class Supervisor:
             if not self._closing:
                 self._spawn(order)
         except (LaunchError, OSError) as error:
-            self._not_started(order.process, order.generation, str(error))
+            self._not_started(order.process, order.generation, str(error), isinstance(error, RunEnding))
         except Exception as error:
             self._failed(error)
 

@@ -255,7 +255,7 @@ class Replay:
         if (process, generation) not in self._starts:
             self._diverge(event, None, f"{process} is not to be started again, or not yet")
         elif isinstance(event, ProcessNotStarted):
-            self.orchestrator.not_started(process, generation, event.cause)
+            self.orchestrator.not_started(process, generation, event.cause, final=event.final)
         else:
             self.dead.discard(process)
             self.generations[process] = generation

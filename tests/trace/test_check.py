@@ -150,7 +150,7 @@ def test_whatever_happens_the_trace_is_clean(actions, media, **more):
         elif what == "kill" and number < len(processes):
             run.kill(process)
         elif what == "start":
-            run.start(well=number > 0)
+            run.start(well=number > 1, final=number == 0)
     written = Checked(run.finish())
     assert Replay(run.plan, written).run() == []
     assert written.findings == []

@@ -293,7 +293,7 @@ class World:
             self.orchestrator.report(stage.report(StageCancelled(uid=1, t_ns=self.now)))  # read after its death
             self.deliver()
 
-    def start(self, well: bool = True) -> None:
+    def start(self, well: bool = True, final: bool = False) -> None:
         """Carries out the next order to start a replica again, or cannot."""
         if not self.starts:
             return
@@ -305,7 +305,7 @@ class World:
             self.orchestrator.started(order.process, order.generation)
         else:
             self.over.add((order.process, order.generation))
-            self.orchestrator.not_started(order.process, order.generation, "no room")
+            self.orchestrator.not_started(order.process, order.generation, "no room", final=final)
         self.deliver()
 
     def cancel(self, uid: int) -> None:

@@ -304,7 +304,7 @@ def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, med
         elif what == "kill" and number < len(processes):
             world.kill(processes[number])
         elif what == "start":
-            world.start(well=number > 0)
+            world.start(well=number > 1, final=number == 0)
     world.run()
     for number in range(1, uid + 1):
         world.outcome(number)
