@@ -355,6 +355,7 @@ def test_the_metrics_are_the_traces_numbers(tmp_path):
         expected[f"omni_stage_units_total{process}"] += sum(row["units"] for row in step["rows"])
         expected[f"omni_stage_busy_seconds_total{process}"] += (step["end_ns"] - step["t"]) / 1e9
         expected[f"omni_process_up{process}"] = 1
+        expected[f"omni_process_restarts_total{process}"] = 0
     for request in requests:
         outcome = f'{{outcome="{request.status}"}}'
         expected[f"omni_requests_total{outcome}"] += 1
