@@ -1,10 +1,11 @@
 """One measured figure: its samples, their spread, its aim. Pure data; must not know what was measured with it."""
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, Literal
+
+from omni_cli.quantile import quantile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +60,6 @@ def by_key(titles: Iterable[tuple[str, str, str, Iterable[float]]]) -> dict[str,
     return {
         key: Figure(key=key, title=title, unit=unit, samples=samples) for key, title, unit, samples in found if samples
     }
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    """By nearest rank: always one of the samples."""
-    return ascending[max(math.ceil(share * len(ascending)), 1) - 1]
 
 
 def number(value: float) -> str:

@@ -2,11 +2,13 @@
 
 import json
 from enum import StrEnum
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from omni_cli.artifacts.atomic import write_bytes
 from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
@@ -96,14 +98,13 @@ def export_trace(
     reader = TraceReader(find_trace(run, OUTPUTS))
     summary = summarise(reader)
     path = out or reader.path.with_suffix(_SUFFIXES[format])
-    try:
-        with path.open("wb") as file:
-            if format is Format.PERFETTO:
-                write_perfetto(file, reader, summary)
-            else:
-                file.write(json.dumps(otlp(summary)).encode())
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be written: {error.strerror}") from error
+    if format is Format.PERFETTO:
+        file = BytesIO()
+        write_perfetto(file, reader, summary)
+        data = file.getvalue()
+    else:
+        data = json.dumps(otlp(summary)).encode()
+    write_bytes(path, data)
     typer.echo(path)
 
 

@@ -56,12 +56,13 @@ def replay_trace(
     with settled_heap():
         if request is None and point is None:
             replay.run()
-        for line in replay.story(request, point):
-            if as_json:
-                story.append(line)
-            else:
-                text = story_line(line, started.t_ns if started is not None else 0, replay.uids[request or ""])
-                console.print(text, soft_wrap=True)
+        else:
+            for line in replay.story(request, point):
+                if as_json:
+                    story.append(line)
+                else:
+                    text = story_line(line, started.t_ns if started is not None else 0, replay.uids[request or ""])
+                    console.print(text, soft_wrap=True)
     spent_ns = time.process_time_ns() - begin_ns
     if request is not None and request not in replay.uids:
         names = ", ".join(plain(name) for name in list(replay.uids)[:10]) or "none"

@@ -9,7 +9,7 @@ from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands.numbers import numbers
 from omni_cli.trace.reader import TraceReader, find_trace
 from omni_cli.trace.recorded_plan import recorded_plan
-from omni_cli.trace.summary import RunSummary, summarise
+from omni_cli.trace.summary import summarise
 
 app = typer.Typer()
 
@@ -38,12 +38,13 @@ def whatif(
     Without --concurrency and --rate the requests come when they were recorded to come.
     """
     from omni_cli.table import stdout, table
+    from omni_cli.trace import whatif_report as report
     from omni_cli.trace.whatif import Demand, simulate
     from omni_cli.trace.whatif_plan import changed_plan, measured
-    from omni_cli.trace.whatif_report import HEADER, NOT_MODELLED, STAGE_HEADER, beyond, bottleneck, row, stage_rows
-    from omni_cli.trace.whatif_report import document as of
     from omni_cli.trace.whatif_workload import read_workload
 
+    if requests is not None and concurrency is None and rate is None:
+        raise typer.BadParameter("is of a load: give --concurrency or --rate as well", param_hint="--requests")
     reader = TraceReader(find_trace(run, OUTPUTS))
     summary = summarise(reader)
     digest = summary.started.plan_digest if summary.started is not None else None
@@ -58,32 +59,16 @@ def whatif(
     again = simulate(recorded, workload, as_recorded, seed)
     found = [simulate(plan, workload, demand, seed) for demand in demands or [as_recorded]]
     fits = [f"{stage} {fit}" for stage, model in workload.models.items() for fit in model.all]
-    notes = [*beyond(dict(workload.models)), NOT_MODELLED]
+    notes = [*report.beyond(dict(workload.models)), report.NOT_MODELLED]
     if as_json:
-        typer.echo(
-            json.dumps({"fits": fits, "again": of(again), "loads": list(map(of, found)), "notes": notes}, indent=2)
-        )
+        loads = list(map(report.document, found))
+        whole = {"fits": fits, "again": report.document(again), "loads": loads, "notes": notes}
+        typer.echo(json.dumps(whole, indent=2))
         return
     console = stdout()
     console.print("\n".join(fits) + "\n")
-    rows = [_measured(summary), row(again, "the same, simulated"), *map(row, found)]
-    console.print(table(HEADER, rows))
+    rows = [report.row(report.recorded(summary)), report.row(again, "the same, simulated"), *map(report.row, found)]
+    console.print(table(report.HEADER, rows))
     console.print()
-    console.print(table(STAGE_HEADER, [line for outcome in found for line in stage_rows(outcome)]))
-    console.print("\n" + "\n".join([*map(bottleneck, found), *notes]))
-
-
-def _measured(summary: RunSummary) -> tuple[str, ...]:
-    """The run itself, in the same columns."""
-    from omni_cli.trace.whatif import Demand, Outcome
-    from omni_cli.trace.whatif_report import row
-
-    ended = [request for request in summary.requests.values() if request.status == "finished"]
-    outcome = Outcome(demand=Demand(name="the run itself", requests=len(ended)))
-    outcome.span_ns = max(r.end_ns for r in ended) - min(r.admitted_ns for r in ended)
-    for request in ended:
-        outcome.total_ns.append(request.total_ns)
-        for kind in ("text", "audio"):
-            if (first_ns := request.first_ns(kind)) is not None:
-                outcome.first_ns[kind].append(first_ns)
-    return row(outcome)
+    console.print(table(report.STAGE_HEADER, [line for outcome in found for line in report.stage_rows(outcome)]))
+    console.print("\n" + "\n".join([*map(report.bottleneck, found), *notes]))

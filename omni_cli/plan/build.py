@@ -89,10 +89,6 @@ def _setting_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
     for name in graph.stages:
         contract = loaded.family.stages[name]
         setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
-        limit, asked = contract.max_batch, setting.max_batch
-        if limit is not None and asked is not None and asked > limit:
-            message = f"is {asked}, but `{name}` of family `{loaded.family.name}` takes at most {limit}"
-            yield Problem(key=f"deploy.stages.{name}.max_batch", message=message)
         if setting.output != EdgeConfig() and all(output == TEXT for output in contract.outputs):
             message = f"has no effect: `{name}` produces no final media; leave it out"
             yield Problem(key=f"deploy.stages.{name}.output", message=message)

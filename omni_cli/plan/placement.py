@@ -48,14 +48,7 @@ def _device_problems(
     if setting.devices is None:
         return
     key = f"deploy.stages.{name}.devices"
-    if setting.replicas is not None and len(setting.devices) not in (1, setting.replicas):
-        message = (
-            f"is {setting.replicas}, but {key} lists {len(setting.devices)} replicas; "
-            "leave one of the two out, or list one place for all"
-        )
-        yield Problem(key=f"deploy.stages.{name}.replicas", message=message)
-    if not setting.devices:
-        yield Problem(key=key, message="has no replica; [[0]] is one on device 0, cpu is one on the CPU")
+    yield from replica_problems(name, setting)
     if len({bool(replica) for replica in setting.devices}) > 1:
         yield Problem(key=key, message="mixes replicas on the CPU and on devices; use one kind")
     seen = {device for replica in setting.devices for device in replica}
@@ -71,6 +64,21 @@ def _device_problems(
                 f"offers {_offer(family.stages[name])}; [{split}] is {len(replica)} replicas"
             )
             yield Problem(key=key, message=message)
+
+
+def replica_problems(name: str, setting: StageDeployConfig) -> Iterator[Problem]:
+    """Numbers of replicas that contradict each other, or none, wherever they are."""
+    if setting.devices is None:
+        return
+    key = f"deploy.stages.{name}.devices"
+    if setting.replicas is not None and len(setting.devices) not in (1, setting.replicas):
+        message = (
+            f"is {setting.replicas}, but {key} lists {len(setting.devices)} replicas; "
+            "leave one of the two out, or list one place for all"
+        )
+        yield Problem(key=f"deploy.stages.{name}.replicas", message=message)
+    if not setting.devices:
+        yield Problem(key=key, message="has no replica; [[0]] is one on device 0, cpu is one on the CPU")
 
 
 def _most_devices(stage: StageContract, asked: int) -> int:

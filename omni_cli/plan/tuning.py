@@ -41,7 +41,10 @@ def tuning_problems(
     name: str, family: FamilyContract, setting: StageDeployConfig, *, on_gpu: bool
 ) -> Iterator[Problem]:
     """Keys that mean nothing to the stage, and values that it cannot follow."""
-    defaults = family.stages[name].tuning
+    defaults, limit = family.stages[name].tuning, family.stages[name].max_batch
+    if limit is not None and setting.max_batch is not None and setting.max_batch > limit:
+        message = f"is {setting.max_batch}, but `{name}` of family `{family.name}` takes at most {limit}"
+        yield Problem(key=f"deploy.stages.{name}.max_batch", message=message)
     useful = [key for key in KEYS if getattr(defaults, key) is not None]
     for key in KEYS:
         if getattr(setting, key) is not None and key not in useful:

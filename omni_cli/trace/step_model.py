@@ -79,7 +79,8 @@ class Fit:
 
 
 class StepModel:
-    """Of one stage. `most_rows` is the largest batch that was asked for."""
+    """Of one stage. `most_rows` is the largest batch that was asked for, `unseen` the kinds of steps that were and are
+    not in the trace."""
 
     def __init__(self, stage: str, steps: Sequence[tuple[str, tuple[int, ...], int]]) -> None:
         """`steps` are (kind, features, ns). TraceError if there are too few of them."""
@@ -91,16 +92,25 @@ class StepModel:
         kinds = {kind: [step for step in steps if step[0] == kind] for kind, _, _ in steps}
         self.fits = {kind: _fit(kind, found) for kind, found in kinds.items() if len(found) >= LEAST_STEPS}
         self._any = _fit("any", steps) if len(self.fits) < len(kinds) else None
+        self._kinds = frozenset(kinds)
         self.most_rows = 0
+        self.unseen: set[str] = set()
 
     @property
     def all(self) -> tuple[Fit, ...]:
         return (*self.fits.values(), *([self._any] if self._any is not None else []))
 
+    def fit(self, kind: str) -> Fit:
+        """Its own; of a kind with too few steps that of all, of one that was never recorded another's if need be."""
+        return self.fits.get(kind) or self._any or next(iter(self.fits.values()))
+
     def draw_ns(self, rows: Sequence[AnyRow], random: Random) -> int:
         """What a step of these rows takes, with a deviation like one of those that were recorded."""
         self.most_rows = max(self.most_rows, len(rows))
-        fit = self.fits.get(kind_of(rows)) or self._any or next(iter(self.fits.values()))
+        kind = kind_of(rows)
+        if kind not in self._kinds:
+            self.unseen.add(kind)
+        fit = self.fit(kind)
         return round(fit.mean_ns(features(rows)) * random.choice(fit.ratios))
 
 

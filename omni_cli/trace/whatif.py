@@ -1,13 +1,11 @@
 """A deployment simulated event by event: the stages' own schedulers and pools, over steps and requests of a trace.
 
-Not modelled: GPUs, cores and memory bandwidth that processes share, room for KV that a plan would no longer grant,
-`max_queue`, full rings on `complete` edges, previews and shapes of pictures. Step times beyond the recorded batch sizes
-follow the fitted line.
+What it leaves out is `whatif_report.NOT_MODELLED`.
 """
 
 import heapq
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, count, cycle, islice
@@ -16,6 +14,7 @@ from random import Random
 from omni_cli.plan.model import ExecutionPlan, StagePlan
 from omni_cli.runtime.stage_pool import StagePool
 from omni_cli.trace.whatif_workload import StageWork, Work, Workload
+from stages.errors import RequestRefused
 from stages.messages import REQUEST, StageRequest
 from stages.models.registry import contract
 from stages.schedulers.base import Denoising, KVCapacity, Row, RowProgress, Scheduler
@@ -164,11 +163,13 @@ class _Simulation:
             del self.flights[uid]
 
     def refuse(self, uid: int) -> None:
-        """A request that has outgrown the KV cache; nobody asks for another in its place sooner than it would."""
+        """A request that does not fit the KV cache ends in every stage at once; its caller asks for the next one."""
         self.outcome.refused += 1
         flight = self.flights.pop(uid)
         for stage in flight.work.stages:
             self._pools[stage].release(uid)
+        for replica in self._replicas.values():
+            replica.forget(uid)
         if self._demand.callers:
             self._next_request()
 
@@ -251,6 +252,12 @@ class _Replica:
             self._slots[consumer] += 1
             self._sim.at(self._sim.now_ns, self._wake)
 
+    def forget(self, uid: int) -> None:
+        """The request has ended elsewhere; its place is another's."""
+        if self._here.pop(uid, None) is not None:
+            self._scheduler.abort(uid)
+            self._sim.at(self._sim.now_ns, self._wake)
+
     def _wake(self) -> None:
         if self.busy:
             return
@@ -258,8 +265,6 @@ class _Replica:
             self._read(*self._inbox.popleft())
         while (output := self._scheduler.schedule(self._slots, frozenset())) is not None:
             for refusal in output.refused:
-                self._scheduler.abort(refusal.uid)
-                del self._here[refusal.uid]
                 self._sim.refuse(refusal.uid)
             if output.rows:
                 self._begin(output.rows)
@@ -285,7 +290,10 @@ class _Replica:
     def _ready(self, uid: int) -> None:
         here = self._here[uid]
         here.ready_ns = self._sim.now_ns
-        self._scheduler.size(uid, here.work.prompt_tokens)
+        try:
+            self._scheduler.size(uid, here.work.prompt_tokens)
+        except RequestRefused:
+            self._sim.refuse(uid)
 
     def _begin(self, rows: tuple[Row, ...]) -> None:
         sim, load = self._sim, self._load
@@ -356,18 +364,3 @@ def _earliest(workload: Workload, stage: StagePlan) -> dict[str, int]:
             for kind, position in work.stages[stage.name].first.items() if stage.name in work.stages else ():
                 found[kind] = min(position, found.get(kind, position))
     return found
-
-
-def percentile(samples: Sequence[int], share: float) -> float | None:
-    """The nearest rank, in ms; None of nothing."""
-    ordered = sorted(samples)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] / 1e6 if ordered else None
-
-
-def stages_by_queue(outcome: Outcome) -> Iterator[tuple[str, float, float]]:
-    """(stage, requests that wait for a slot on average, share of time in steps), the fullest first."""
-    span_ns = max(1, outcome.span_ns)
-    found = [
-        (name, load.wait_ns / span_ns, load.busy_ns / span_ns / load.replicas) for name, load in outcome.stages.items()
-    ]
-    yield from sorted(found, key=lambda each: (-each[1], -each[2]))

@@ -1,17 +1,34 @@
 """What a simulation found, as tables and words for people and as a document for scripts. Computes no more than that."""
 
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any
 
+from omni_cli.quantile import quantile
 from omni_cli.trace.step_model import StepModel
-from omni_cli.trace.whatif import Outcome, percentile, stages_by_queue
+from omni_cli.trace.summary import RunSummary
+from omni_cli.trace.whatif import Demand, Outcome
 
 NOT_MODELLED = (
-    "not modelled: GPUs, cores and memory bandwidth that processes share; max_queue; previews and shapes of pictures; "
-    "step times beyond the recorded batch sizes follow the fitted line"
+    "not modelled: GPUs, cores and memory bandwidth that processes share; room for KV that a plan would no longer "
+    "grant; max_queue; full rings on complete edges; previews and shapes of pictures; step times beyond the recorded "
+    "batch sizes follow the fitted line"
 )
 QUEUED = 0.5  # requests that wait for a slot on average: from there on a stage is what holds up the others
 HEADER = ("load", "requests/s", "TTFT ms", "TTFA ms", "total ms")
+
+
+def recorded(run: RunSummary) -> Outcome:
+    """The run itself, of the requests that have finished; says nothing of its stages."""
+    ended = [request for request in run.requests.values() if request.status == "finished"]
+    outcome = Outcome(demand=Demand(name="the run itself", requests=len(ended)))
+    outcome.span_ns = max(r.end_ns for r in ended) - min(r.admitted_ns for r in ended)
+    for request in ended:
+        outcome.total_ns.append(request.total_ns)
+        for kind in ("text", "audio"):
+            if (first_ns := request.first_ns(kind)) is not None:
+                outcome.first_ns[kind].append(first_ns)
+    return outcome
 
 
 def row(outcome: Outcome, name: str = "") -> tuple[str, ...]:
@@ -26,8 +43,15 @@ def rate(outcome: Outcome) -> float:
 
 
 def _two(samples: Sequence[int]) -> str:
-    median, tail = percentile(samples, 0.5), percentile(samples, 0.99)
-    return "-" if median is None or tail is None else f"{median:.1f} {tail:.1f}"
+    found = _ms(samples)
+    return "-" if found["p50"] is None else f"{found['p50']:.1f} {found['p99']:.1f}"
+
+
+def _ms(samples: Sequence[int]) -> dict[str, float | None]:
+    """As `omni bench run` has them."""
+    if not samples:
+        return {"p50": None, "p99": None}
+    return {"p50": median(samples) / 1e6, "p99": quantile(sorted(samples), 0.99) / 1e6}
 
 
 STAGE_HEADER = ("load", "stage", "replicas", "in steps", "rows a step", "waiting", "wait ms")
@@ -35,10 +59,9 @@ STAGE_HEADER = ("load", "stage", "replicas", "in steps", "rows a step", "waiting
 
 def stage_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     for name, load in outcome.stages.items():
-        waiting = load.wait_ns / max(1, outcome.span_ns)
         yield (
             outcome.demand.name, name, str(load.replicas), f"{_busy(outcome, name):.0%}",
-            f"{load.rows / max(1, load.steps):.2f}", f"{waiting:.2f}",
+            f"{load.rows / max(1, load.steps):.2f}", f"{_waiting(outcome, name):.2f}",
             f"{load.wait_ns / max(1, load.requests) / 1e6:.1f}",
         )  # fmt: skip
 
@@ -48,10 +71,16 @@ def _busy(outcome: Outcome, stage: str) -> float:
     return load.busy_ns / max(1, outcome.span_ns) / load.replicas
 
 
+def _waiting(outcome: Outcome, stage: str) -> float:
+    """Requests that wait for a slot there, on average."""
+    return outcome.stages[stage].wait_ns / max(1, outcome.span_ns)
+
+
 def bottleneck(outcome: Outcome) -> str:
     """Where requests wait for a slot, and which stage would be next; where none waits, which is in steps most."""
-    name, waiting, busy = next(stages_by_queue(outcome))
     by_load = sorted(outcome.stages, key=lambda each: -_busy(outcome, each))
+    name = max(by_load, key=lambda each: _waiting(outcome, each))
+    waiting, busy = _waiting(outcome, name), _busy(outcome, name)
     head = f"{outcome.demand.name}: "
     if outcome.refused:
         head += f"{outcome.refused} requests do not fit the KV cache; "
@@ -63,30 +92,29 @@ def bottleneck(outcome: Outcome) -> str:
 
 
 def beyond(models: dict[str, StepModel]) -> Iterator[str]:
-    """The stages that were asked for larger batches than were recorded."""
+    """The stages that were asked for larger batches than were recorded, or for steps of another kind."""
     for stage, model in models.items():
         seen = max(fit.most_rows for fit in model.all)
         if model.most_rows > seen:
             yield f"{stage}: batches of up to {model.most_rows} rows are extrapolated, the trace has up to {seen}"
+        for kind in sorted(model.unseen):
+            yield f"{stage}: the trace has no {kind} step; one takes what the line of {model.fit(kind).kind} says"
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    def ms(samples: Sequence[int]) -> dict[str, float | None]:
-        return {"p50": percentile(samples, 0.5), "p99": percentile(samples, 0.99)}
-
     return {
         "load": outcome.demand.name,
         "requests": len(outcome.total_ns),
         "refused": outcome.refused,
         "requests_a_second": rate(outcome),
-        "total_ms": ms(outcome.total_ns),
-        "first_ms": {kind: ms(samples) for kind, samples in outcome.first_ns.items()},
+        "total_ms": _ms(outcome.total_ns),
+        "first_ms": {kind: _ms(samples) for kind, samples in outcome.first_ns.items()},
         "stages": {
             name: {
                 "replicas": load.replicas,
                 "busy": _busy(outcome, name),
                 "rows_a_step": load.rows / max(1, load.steps),
-                "waiting": load.wait_ns / max(1, outcome.span_ns),
+                "waiting": _waiting(outcome, name),
             }
             for name, load in outcome.stages.items()
         },

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_cli.bench.figure import Aim, Figure, quantile
+from omni_cli.bench.figure import Aim, Figure
+from omni_cli.quantile import quantile
 
 
 def figure(*samples: float, aim: Aim | None = None) -> Figure:

@@ -119,7 +119,7 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_place():
     assert lines[0] == "6 problems in the plan:"
     assert [line.split()[0].rstrip(":") for line in lines[1:]] == [
         "pipeline.stages.talker.execution_type", "deploy.outputs", "request.modalities",
-        "deploy.stages.code2wav.max_batch", "deploy.stages.thinker.devices", "model.path",
+        "deploy.stages.thinker.devices", "deploy.stages.code2wav.max_batch", "model.path",
     ]  # fmt: skip
 
 

@@ -83,7 +83,11 @@ def test_perfetto_has_every_process_request_step_and_arrow(name):
     assert len(arrows["to"]) == sum(isinstance(line.event, MessageGot) for line in trace)
 
 
-@pytest.mark.skipif(PROCESSOR is None, reason="no trace_processor_shell on PATH: a program, not part of the package")
+@pytest.mark.skipif(
+    PROCESSOR is None,
+    reason="Perfetto's own trace processor is not here; to run this, put trace_processor_shell on PATH "
+    "(https://perfetto.dev/docs/analysis/trace-processor)",
+)
 def test_perfettos_own_processor_loads_it(tmp_path):
     path = tmp_path / "trace.pftrace"
     path.write_bytes(exported("finished"))

@@ -159,6 +159,17 @@ def test_what_a_replay_needs_is_named_where_it_is_missing(omni, tmp_path):
     assert "plan.json: the run's plan is needed beside its trace" in err
 
 
+def test_an_export_that_fails_leaves_an_older_one_alone(omni, tmp_path):
+    export = ("export", "finished", "--format", "otlp-json", "--out", str(tmp_path / "export"))
+    assert omni(*export)[0] == 0
+    older = (tmp_path / "export").read_bytes()
+    path = tmp_path / "outputs" / "demo" / "finished" / "trace.jsonl"
+    path.write_text(path.read_text().partition("\n")[2])
+    code, _, err = omni(*export)
+    assert (code, "has no run_started" in err) == (2, True)
+    assert (tmp_path / "export").read_bytes() == older
+
+
 def test_two_runs_are_compared_by_request(omni, tmp_path):
     code, out, _ = omni("diff", "whole_payloads", "finished", "--json")
     found = json.loads(out)
