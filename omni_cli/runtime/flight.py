@@ -16,6 +16,7 @@ class Flight:
     parked: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage, until it has a live replica
     given: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage, what it can be given again
     attempts: dict[str, int] = field(default_factory=dict)  # by stage, how often it was run again
+    crowded: set[str] = field(default_factory=set)  # stages whose input found no room to be kept
 
     def stage_request(self, uid: int, stage: str) -> StageRequest:
         """What one of its stages is asked to do."""

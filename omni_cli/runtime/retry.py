@@ -9,6 +9,7 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.books import Books
 from omni_cli.runtime.flight import Flight
 from omni_cli.runtime.stage_pool import NoReplica
+from stages.lease import Lease
 from stages.messages import REQUEST, StreamMessage
 
 
@@ -16,7 +17,7 @@ class Retries:
     """Keeps what a stage with `retry` was given, until it has handed something on or is done with the request.
 
     A slot is kept in its ring only for a stage with one such input: with several, two requests could wait for each
-    other's room for ever.
+    other's room for ever. Half of a ring stays free for what is on its way, so that nobody waits for what is kept.
     """
 
     def __init__(self, plan: ExecutionPlan, books: Books, flights: Mapping[int, Flight]) -> None:
@@ -29,8 +30,19 @@ class Retries:
         """To be called when a message is given to its consumer; True if its lease is to outlive the reading."""
         if message.producer == REQUEST or self._unfit[message.consumer] is not None:
             return False
+        if message.lease is not None and not self._has_room(message, message.lease):
+            self._flights[uid].crowded.add(message.consumer)
+            return False
         self._flights[uid].given.setdefault(message.consumer, []).append(message)
         return message.lease is not None
+
+    def _has_room(self, message: StreamMessage, lease: Lease) -> bool:
+        (edge,) = (e for e in self._plan.stage(message.consumer).inputs if e.producer == message.producer)
+        others = (other for flight in self._flights.values() for other in flight.given.get(message.consumer, ()))
+        ring = (lease.owner, lease.generation)
+        kept = [message, *(m for m in others if m.lease is not None and (m.lease.owner, m.lease.generation) == ring)]
+        nbytes = sum(each.ref.nbytes for each in kept if each.ref is not None)
+        return 2 * len(kept) <= edge.slots and 2 * nbytes <= edge.ring_bytes
 
     def needs(self, uid: int, stage: str) -> bool:
         """Whether what the stage has read is kept for it."""
@@ -62,6 +74,9 @@ class Retries:
             return f"it has handed a message to {' and '.join(fed)}"
         if self._unfit[stage] is not None:
             return self._unfit[stage]
+        if stage in flight.crowded:
+            (key,) = (edge.key for edge in self._plan.stage(stage).inputs if edge.slots)
+            return f"its ring had no room to keep its input: raise {key}.ring_bytes, or slots"
         if stage in flight.route.entries and len(flight.route.entries) > 1 and flight.request.media.tensors:
             return "its media went to several first stages"
         try:

@@ -95,6 +95,8 @@ class Job:
 class SimStage:
     """One life of a replica. `inbox` holds commands that it has not read yet; `held` its ring's slots in use."""
 
+    nbytes = 0  # of a message
+
     def __init__(self, process: str, clock, generation: int = 0) -> None:
         self.process = process
         self.generation = generation
@@ -185,7 +187,7 @@ class SimStage:
         if what == "output":
             return [OutputProduced(uid=uid, t_ns=t, modality=name, seq=0, units=1, eos=True, text=name, reason="stop")]
         if what == "put":
-            ref = PayloadRef(tensors=(), meta=(), nbytes=0)
+            ref = PayloadRef(tensors=(), meta=(), nbytes=self.nbytes)
             message = StreamMessage(
                 uid=uid, producer=self.stage, consumer=name, seq=0, units=1, eos=True, ref=ref, lease=self.lease()
             )
