@@ -63,7 +63,7 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
         plan = _assemble(loaded, graph, placements, model, inventory, mps)
         # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
         problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
-        problems += memory_problems(plan, inventory)
+        problems += memory_problems(plan, family, inventory)
         if not problems:
             return plan
     raise PlanError(report(located(problems, loaded.origins), "the plan"))

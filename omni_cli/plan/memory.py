@@ -51,20 +51,25 @@ def _room(memory: StageMemory, placement: Placement, inventory: Inventory) -> in
     return int(smallest * placement.memory_fraction) - memory.weight_bytes - KV_HEADROOM_BYTES
 
 
-def memory_problems(plan: ExecutionPlan, inventory: Inventory) -> Iterator[Problem]:
+def memory_problems(plan: ExecutionPlan, family: FamilyContract, inventory: Inventory) -> Iterator[Problem]:
     """Stages that cannot hold their weights, or not the KV blocks as well, in what they are given of a device."""
     for stage in plan.stages:
-        for device in sorted({device for replica in stage.replicas for device in replica.devices}):
+        memory = stage_memory(family, plan.model.path, stage.name, plan.model.dtype)
+        held: dict[int, int] = {}
+        for replica in stage.replicas:
+            for index, device in enumerate(replica.devices):
+                held[device] = max(held.get(device, 0), memory.weights_of(index))
+        for device, weight_bytes in sorted(held.items()):
             size = inventory.devices[device].memory_bytes
-            if size and stage.weight_bytes:
-                yield from _too_small(stage, device, size)
+            if size and weight_bytes:
+                yield from _too_small(stage, device, size, weight_bytes)
 
 
-def _too_small(stage: StagePlan, device: int, size: int) -> Iterator[Problem]:
+def _too_small(stage: StagePlan, device: int, size: int, weight_bytes: int) -> Iterator[Problem]:
     given = int(size * stage.memory_fraction)
     asked = stage.tuning.kv_blocks or 1
-    needs = [f"its weights take {_gib(stage.weight_bytes)}", f"a step's own work {_gib(KV_HEADROOM_BYTES)}"]
-    need = stage.weight_bytes + KV_HEADROOM_BYTES
+    needs = [f"its weights take {_gib(weight_bytes)}", f"a step's own work {_gib(KV_HEADROOM_BYTES)}"]
+    need = weight_bytes + KV_HEADROOM_BYTES
     key = "memory_fraction"
     if stage.kv is not None and stage.kv.token_bytes:
         kv_bytes = asked * stage.kv.block_tokens * stage.kv.token_bytes

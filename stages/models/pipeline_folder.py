@@ -53,17 +53,17 @@ def pipeline_problems(
 def parts_memory(path: str, parts: Mapping[str, str], exact: Collection[str] = ()) -> StageMemory:
     """The weights of some parts, each as its dtype, but for modules called as in `exact`, which stay float32.
 
-    By the numbers of `parameters` in the folder's own defaults, else by the headers of its files. Raises
-    CheckpointError for a folder with neither.
+    By the numbers of `parameters` in the folder's own defaults, else by the headers of its files. A further device has
+    the transformer alone. Raises CheckpointError for a folder with neither.
     """
-    folder, held = Path(path), 0
+    folder, held = Path(path), dict.fromkeys(parts, 0)
     counted: Mapping[str, int] = own_defaults(folder).get("parameters", {})
     for part, dtype in parts.items():
         if part in counted:
-            held += ITEM_BYTES[dtype] * counted[part]
+            held[part] = ITEM_BYTES[dtype] * counted[part]
             continue
         for file in set(tensor_files(folder / part).values()):
             for name, tensor in read_header(file).items():
                 kept = not set(exact).isdisjoint(name.split("."))
-                held += ITEM_BYTES["float32" if kept else dtype] * math.prod(tensor.shape)
-    return StageMemory(weight_bytes=held)
+                held[part] += ITEM_BYTES["float32" if kept else dtype] * math.prod(tensor.shape)
+    return StageMemory(weight_bytes=sum(held.values()), further_bytes=held.get("transformer"))

@@ -102,12 +102,18 @@ class ImageContract:
 class StageMemory:
     """What a replica of a stage holds: its weights, and a KV cache of so many bytes a token (0: it has none).
 
-    A sequence has `context_tokens` at most.
+    A sequence has `context_tokens` at most. Further devices of the replica hold `further_bytes` of weights each; None:
+    as many as the first.
     """
 
     weight_bytes: int
     kv_token_bytes: int = 0
     context_tokens: int = 0
+    further_bytes: int | None = None
+
+    def weights_of(self, index: int) -> int:
+        """Bytes of weights on the replica's device at `index`."""
+        return self.weight_bytes if not index or self.further_bytes is None else self.further_bytes
 
 
 # What a device keeps for a step's own tensors, and what a KV cache may take of a CPU's memory.

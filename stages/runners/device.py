@@ -24,7 +24,7 @@ def open_device(spec: StageSpec) -> torch.device:
 
 def check_memory(spec: StageSpec, index: int, free: int, total: int) -> None:
     """StageError if the device has less left than the stage takes, whoever has the rest. Sizes in bytes."""
-    need = _weight_bytes(spec) + KV_HEADROOM_BYTES
+    need = _weight_bytes(spec, index) + KV_HEADROOM_BYTES
     if need > free:
         raise StageError(
             f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "
@@ -33,10 +33,12 @@ def check_memory(spec: StageSpec, index: int, free: int, total: int) -> None:
         )
 
 
-def _weight_bytes(spec: StageSpec) -> int:
+def _weight_bytes(spec: StageSpec, index: int) -> int:
     """By the family's formula; 0 where there is none, or the checkpoint lacks what it needs: loading names that."""
     formula = contract(spec.family).stage_memory
     try:
-        return formula(spec.model.path, spec.stage, spec.model.dtype).weight_bytes if formula is not None else 0
+        if formula is None:
+            return 0
+        return formula(spec.model.path, spec.stage, spec.model.dtype).weights_of(index)
     except (KeyError, CheckpointError):
         return 0

@@ -58,6 +58,18 @@ def test_what_does_not_fit_is_refused_with_the_numbers(word, key, texts):
     assert all(text in message for text in texts)
 
 
+def test_a_second_device_needs_what_it_holds():
+    thinker = StageContract(execution_type="llm_ar", outputs=("text",), guidance_parallel=True)
+    sizes = {**SIZES, "thinker": StageMemory(weight_bytes=60 << 30, further_bytes=30 << 30)}
+    words = ("deploy.stages.thinker.devices=[[0,1]]", "deploy.stages.thinker.memory_fraction=0.5")
+    with pytest.raises(PlanError) as caught:
+        plan_weights(
+            *words, gpus=2, stages={**STAGES, "thinker": thinker}, stage_memory=lambda path, stage, dtype: sizes[stage]
+        )
+    assert "0.5 of device 0 is 40 GiB" in str(caught.value)
+    assert "of device 1" not in str(caught.value)
+
+
 def test_without_a_formula_or_a_field_that_it_needs_nothing_is_said():
     def lacks(path, stage, dtype):
         raise KeyError("head_dim")
