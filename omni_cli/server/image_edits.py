@@ -69,6 +69,6 @@ def _typed(fields: Mapping[str, str]) -> dict[str, Any]:
     the schema then refuses by its name."""
     found: dict[str, Any] = dict(fields)
     for name in _NO_TEXTS & fields.keys():
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             found[name] = json.loads(fields[name])
     return found

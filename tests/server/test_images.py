@@ -255,6 +255,7 @@ def test_r61_an_odd_picture_is_taken(painter, name):
         ((IMAGES["1x1.png"],) * 2, {}, "image", "one picture at most, not from 2"),
         ((IMAGES["1x1.png"],), {"strength": 2}, "strength", "less than or equal to 1"),
         ((IMAGES["1x1.png"],), {"steps": "x"}, "steps", "valid integer"),
+        ((IMAGES["1x1.png"],), {"steps": "[" * 100_000}, "steps", "valid integer"),
         ((IMAGES["1x1.png"],), {"prompt": " "}, "prompt", ""),
         ((IMAGES["1x1.png"],), {"mask": "x"}, "mask", "is not known here"),
         ((IMAGES["1x1.png"],), {"size": "65x32"}, "size", "64x32, 80x32"),
