@@ -16,8 +16,9 @@ _LEVELS = (
     "load", "done", "failed", "TTFT ms", "TTFA ms", "gap ms", "underruns", "pre-buffer ms", "RTF", "xRT", "requests/s",
 )  # fmt: skip
 _DRAWN = (
-    "load", "done", "failed", "s an image", "images/s", "steps/s", "steps to join", "ms to join", "TFLOP/s", "of peak",
+    "load", "done", "failed", "s an image", "images/s", "steps/s", "steps to join", "ms to join",
 )  # fmt: skip
+_RATES = ("TFLOP/s", "of peak")
 _STAGES = ("load", "stage", "busy", "steps", "rows", "step ms", "between ms", "unit ms")
 _NAMED = 3  # failures of a load that are told one by one
 
@@ -158,8 +159,10 @@ def tables(levels: Sequence[Level]) -> tuple[Table, Table]:
     drawn = any(level.denoising for level in levels)
     counters = counter_names(load for level in levels for load in level.stages)
     stages = [row for level in levels for row in _stages(level, counters)]
-    rows = [_drawn_row(level) if drawn else _row(level) for level in levels]
-    return (_DRAWN if drawn else _LEVELS, rows), ((*_STAGES, *counters), stages)
+    rates = any("tflop_per_s" in level.figures() for level in levels)
+    header = _LEVELS if not drawn else _DRAWN + _RATES * rates
+    rows = [_drawn_row(level)[: len(header)] if drawn else _row(level) for level in levels]
+    return (header, rows), ((*_STAGES, *counters), stages)
 
 
 def counter_names(loads: Iterable[StageLoad]) -> tuple[str, ...]:

@@ -52,11 +52,15 @@ class SizedRequests:
         asked = loaded.config.request.image
         image, notes = drawing(plan.image, asked.model_copy(update=dict.fromkeys(_UNMEASURED)))
         idle = [f"image.{name} is left out" for name in _UNMEASURED if getattr(asked, name) is not None]
+        said = [f"request.{note}" for note in (*notes, *idle)]
         flops = loaded.family.step_flops
+        if flops is not None and any(stage.tuning.step_cache not in (None, "none") for stage in plan.stages):
+            flops = None
+            said.append("TFLOP/s are left out: a step cache skips part of a step's FLOP.")
         return replace(
             made,
             image=image,
-            notes=tuple(f"request.{note}" for note in (*notes, *idle)),
+            notes=tuple(said),
             step_flop=None if flops is None else flops(plan.model.path, image, size.prompt_tokens),
         )
 

@@ -114,10 +114,11 @@ class StageBench:
         """Starts the stage once for all batch sizes; before it, a process that measures the device if need be."""
         plan, family = self.prepared.plan, self.prepared.loaded.family
         spec = lonely_spec(plan, self.name, secrets.token_hex(4))
-        if (family.step_bytes and not self.bandwidth) or (family.step_flops and not self.peak):
+        requests = self._requests(self.steps)
+        if (family.step_bytes and not self.bandwidth) or (requests.step_flop and not self.peak):
             rates = device_rates(plan, self.name, interrupts)
             self.bandwidth = self.bandwidth or (rates.bytes_per_s if family.step_bytes else 0.0)
-            self.peak = self.peak or (rates.flop_per_s if family.step_flops else 0.0)
+            self.peak = self.peak or (rates.flop_per_s if requests.step_flop else 0.0)
         with deployed(plan, interrupts, specs=[spec]) as deployment:
             lonely = LonelyStage(deployment.running.replicas[0])
             for batch in self.batches:
@@ -130,11 +131,11 @@ class StageBench:
             for key, figure in found.figures().items()
         }
         counters = counter_names(found.load for found in self.found)
-        rate = ("TFLOP/s",) if family.step_flops else ()
+        rate = ("TFLOP/s",) if requests.step_flop else ()
         table = (*_HEADER, *rate, *counters), [found.row(counters) for found in self.found]
         memory = (("bandwidth", f"{self.bandwidth / 1e9:.0f} GB/s"),) if self.bandwidth else ()
         facts = (*memory, *peak_fact(self.peak))
-        return self.prepared.report(("stage", self.name), [table], {"figures": figures}, machine=facts)
+        return self.prepared.report(("stage", self.name), [table], {"figures": figures}, requests.notes, machine=facts)
 
     @property
     def _denoises(self) -> bool:

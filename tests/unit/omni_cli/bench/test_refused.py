@@ -45,6 +45,16 @@ def test_an_output_that_is_not_deployed() -> None:
         SizedRequests.of(prepared.loaded, prepared.plan, size, 0, text_only=True)
 
 
+def test_flop_are_not_counted_where_a_step_cache_skips_some() -> None:
+    size = RequestSize(prompt_tokens=9, text_tokens=1, frames=1)
+    for cache in ("none", "first_block"):
+        prepared = Prepared.of(["recipe=qwen_image", f"deploy.stages.painter.step_cache={cache}"], "")
+        made = SizedRequests.of(prepared.loaded, prepared.plan, size, 0)
+        assert (
+            (made.step_flop is None) == any("TFLOP/s are left out" in note for note in made.notes) == (cache != "none")
+        )
+
+
 def test_who_names_no_recipe_is_told_what_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     Prepared.of(["pipeline=synthetic"], "")
     assert capsys.readouterr().err == "no recipe was given (recipe=NAME): this is pipeline synthetic\n"

@@ -1,6 +1,7 @@
 """What follows from stamps: playback, latency, real-time factor, what stages did. No clock, no engine."""
 
 import asyncio
+from dataclasses import replace
 from statistics import mean
 from xml.etree import ElementTree
 
@@ -184,6 +185,8 @@ def test_what_a_stage_did_that_draws():
     assert "prompt_tokens" not in figures
     (_, (row,)), _ = tables([found])
     assert row == ("2 at once", "2", "0", "0.08 0.10", "20.0", "40.0", "0.50 1.00", "7.50 11.0", "100", "25%")
+    ((header, (short,)), _) = tables([replace(found, drawing=Drawing())])
+    assert (header[-1], short) == ("ms to join", row[:-2])
 
 
 def test_pictures_are_held_against_each_other_channel_by_channel():
