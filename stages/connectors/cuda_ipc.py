@@ -54,9 +54,13 @@ class CudaIpcWriter(ShmWriter):
         if found is None:
             return None
         extent, start = found
-        written = self.write(gathered)
+        written = None
+        try:
+            written = self.write(gathered)
+        finally:
+            if written is None:  # no room in the ring, now or ever
+                self._device_space.free(extent)
         if written is None:
-            self._device_space.free(extent)
             return None
         ref, lease = written
         self._extents[lease.number] = extent

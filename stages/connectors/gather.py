@@ -8,20 +8,27 @@ from stages.payload import DeviceBytes, Payload, Scalar, Tensor, TensorSpec, lay
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """`chunks` are (offset, bytes) pairs that fill the layout `tensors`, of `nbytes` in all; likewise on the device."""
+    """`chunks` are (offset, tensor) pairs that fill the layout `tensors`, of `nbytes` in all; so on the device."""
 
     tensors: tuple[TensorSpec, ...]
     meta: tuple[tuple[str, Scalar], ...]
     nbytes: int
-    chunks: tuple[tuple[int, memoryview], ...]
+    chunks: tuple[tuple[int, Tensor], ...]
     device_nbytes: int = 0
     device_chunks: tuple[tuple[int, DeviceBytes], ...] = ()
+
+    def fill(self, target: memoryview | bytearray, start: int = 0) -> None:
+        """Copies `nbytes` from `start` on. What is to stay on a device is not copied, what lies there else is."""
+        for offset, tensor in self.chunks:
+            begin = start + offset
+            target[begin : begin + tensor.nbytes] = tensor.host()
 
 
 def gather(pieces: Sequence[Payload], *, on_device: bool = False) -> Gathered:
     """Of scalars with one name the last one holds. Raises ValueError where tensors of a name do not fit together.
 
-    What lies on a device is copied to the host, unless it may stay `on_device`: that is laid out by itself then.
+    What lies on a device is the host's once `fill` has copied it, unless it may stay `on_device`: that is laid out by
+    itself then.
     """
     meta: tuple[tuple[str, Scalar], ...]
     if len(pieces) == 1:
@@ -35,7 +42,7 @@ def gather(pieces: Sequence[Payload], *, on_device: bool = False) -> Gathered:
     if on_device and any(_stays(tensors) for tensors in named):
         return _split(named, meta)
     specs, nbytes = layout(tuple(_joined(tensors) for tensors in named))
-    return Gathered(specs, meta, nbytes, _hosted(specs, named))
+    return Gathered(specs, meta, nbytes, _placed(specs, named))
 
 
 def _split(named: list[list[Tensor]], meta: tuple[tuple[str, Scalar], ...]) -> Gathered:
@@ -52,7 +59,7 @@ def _split(named: list[list[Tensor]], meta: tuple[tuple[str, Scalar], ...]) -> G
                 offset += held.nbytes
     placed = {spec.name: spec for spec in (*specs, *(replace(spec, on_device=True) for spec in device_specs))}
     ordered = tuple(placed[tensors[0].name] for tensors in named)
-    return Gathered(ordered, meta, nbytes, _hosted(specs, hosted), device_nbytes, tuple(chunks))
+    return Gathered(ordered, meta, nbytes, _placed(specs, hosted), device_nbytes, tuple(chunks))
 
 
 def _stays(tensors: list[Tensor]) -> bool:
@@ -60,14 +67,13 @@ def _stays(tensors: list[Tensor]) -> bool:
     return all(tensor.on_device is not None for tensor in tensors)
 
 
-def _hosted(specs: tuple[TensorSpec, ...], named: list[list[Tensor]]) -> tuple[tuple[int, memoryview], ...]:
+def _placed(specs: tuple[TensorSpec, ...], named: list[list[Tensor]]) -> tuple[tuple[int, Tensor], ...]:
     placed = []
     for spec, tensors in zip(specs, named, strict=True):
         offset = spec.offset
         for tensor in tensors:
-            data = tensor.host()
-            placed.append((offset, data))
-            offset += data.nbytes
+            placed.append((offset, tensor))
+            offset += tensor.nbytes
     return tuple(placed)
 
 

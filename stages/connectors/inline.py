@@ -29,8 +29,7 @@ class InlineWriter:
                 f"set {self._key}=shm"
             )
         data = bytearray(gathered.nbytes)
-        for offset, chunk in gathered.chunks:
-            data[offset : offset + len(chunk)] = chunk
+        gathered.fill(data)
         ref = PayloadRef(tensors=gathered.tensors, meta=gathered.meta, nbytes=gathered.nbytes, inline=bytes(data))
         return ref, None
 

@@ -40,7 +40,7 @@ class ShmWriter:
         return self.write(gather(pieces))
 
     def write(self, gathered: Gathered) -> tuple[PayloadRef, Lease] | None:
-        """As `put`; what has stayed on a device is not written."""
+        """As `put`; what has stayed on a device is not written. Nothing is copied, and nothing held, without room."""
         nbytes = gathered.nbytes
         if nbytes > self._ring.data_bytes:
             raise PayloadTooLarge(
@@ -51,10 +51,11 @@ class ShmWriter:
         if found is None:
             return None
         slot, start = found
-        data = self._ring.data
-        for offset, chunk in gathered.chunks:
-            begin = start + offset
-            data[begin : begin + len(chunk)] = chunk
+        try:
+            gathered.fill(self._ring.data, start)
+        except BaseException:  # the device has failed
+            self._space.free(slot)
+            raise
         number = next(self._numbers)
         self._ring.mark(slot, Slot(state=WRITTEN, lease=number, offset=start, length=nbytes))
         self._held[number] = slot

@@ -3,12 +3,14 @@
 A received tensor is never handed over again: what is kept of it is a copy.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from stages.config import EdgeSpec
 from stages.payload import Payload, Tensor
 
 _DTYPES = {
@@ -58,6 +60,12 @@ def hand_over(name: str, tensor: torch.Tensor) -> Tensor:
     held = tensor.detach().contiguous()
     dtype = str(held.dtype).removeprefix("torch.")
     return Tensor(name=name, dtype=dtype, shape=tuple(held.shape), on_device=TorchBytes(held))
+
+
+def keep(tensor: torch.Tensor, edges: Iterable[EdgeSpec]) -> torch.Tensor:
+    """The tensor until it is handed over by one of `edges`: where it is, if they can take it from there; else on the
+    host, as nobody has counted on it in the device's memory."""
+    return tensor if any(edge.connector == "cuda_ipc" for edge in edges) else tensor.cpu()
 
 
 def from_payload(tensor: Tensor) -> torch.Tensor:

@@ -208,8 +208,7 @@ class Pipeline:
         """One message with all pieces; its bytes are overwritten once it is read, as a ring's would be."""
         gathered = gather([payload for _, payload in pieces])
         data = bytearray(gathered.nbytes)
-        for offset, chunk in gathered.chunks:
-            data[offset : offset + len(chunk)] = chunk
+        gathered.fill(data)
         self.runners[name].feed(uid, producer, view(gathered.tensors, gathered.meta, memoryview(data)), eos)
         data[:] = b"\xa5" * len(data)
         self._ready(uid, name, self._schedulers[name].extend(uid, producer, sum(units for units, _ in pieces), eos))

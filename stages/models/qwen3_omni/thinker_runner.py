@@ -25,7 +25,7 @@ from stages.runners.base import Emission, Output, RowResult
 from stages.runners.kv_cache import StepLayout
 from stages.runners.sampler import Drawn, Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams
-from stages.runners.tensors import array_payload, from_payload, hand_over, to_payload
+from stages.runners.tensors import array_payload, from_payload, hand_over, keep, to_payload
 from stages.runners.token_list import token_list
 from stages.schedulers.base import Row
 
@@ -263,7 +263,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             begin = 0
             for state, packed, _ in shown:
                 if state.request.consumers and not state.handed:
-                    state.accepted.append(accepted[begin : begin + len(packed)])
+                    state.accepted.append(keep(accepted[begin : begin + len(packed)], self._spec.consumers))
                     self._counts["hidden_rows"] += len(packed)
                 begin += len(packed)
         for row, state in zip(rows, states, strict=True):

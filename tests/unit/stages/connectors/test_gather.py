@@ -18,8 +18,7 @@ def tensor(name, values, *trailing):
 
 def filled(gathered):
     buffer = bytearray(gathered.nbytes)
-    for offset, chunk in gathered.chunks:
-        buffer[offset : offset + len(chunk)] = chunk
+    gathered.fill(buffer)
     return {
         spec.name: (spec.shape, list(memoryview(buffer)[spec.offset : spec.offset + spec.nbytes].cast("i")))
         for spec in gathered.tensors

@@ -1,11 +1,14 @@
 """Tensors survive the way through bytes, and do not share memory with the payload."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from stages.config import EdgeSpec
 from stages.connectors.device_memory import DeviceBlock
 from stages.payload import Payload, Tensor
-from stages.runners.tensors import TorchBytes, from_payload, hand_over, read_all, to_payload
+from stages.runners.tensors import TorchBytes, from_payload, hand_over, keep, read_all, to_payload
 from tests.unit.stages.connectors.shared_device import SharedDevice
 
 
@@ -40,6 +43,14 @@ def test_what_is_handed_over_stays_where_it_is() -> None:
     held = TorchBytes(tensor)
     assert bytes(held.to_host()) == bytes(to_payload("x", tensor).data)
     assert torch.equal(from_payload(Tensor(name="x", dtype="bfloat16", shape=(2, 3), on_device=held)), tensor)
+
+
+@pytest.mark.parametrize(("connectors", "stays"), [((), False), (("shm",), False), (("shm", "cuda_ipc"), True)])
+def test_what_is_kept_for_later_stays_on_the_device_only_for_an_edge_from_there(connectors, stays) -> None:
+    edges = [EdgeSpec(producer="a", consumer="b", mode="complete", connector=name, rings=()) for name in connectors]
+    there = SimpleNamespace(cpu=lambda: here)
+    here = torch.zeros(2)
+    assert keep(there, edges) is (there if stays else here)
 
 
 def test_a_tensor_that_came_by_a_device_is_a_complete_copy_there() -> None:

@@ -43,8 +43,7 @@ class Unbounded:
     def put(self, pieces):
         gathered = gather(pieces)
         data = bytearray(gathered.nbytes)
-        for offset, chunk in gathered.chunks:
-            data[offset : offset + len(chunk)] = chunk
+        gathered.fill(data)
         self.sizes.append(len(data))
         ref = PayloadRef(tensors=gathered.tensors, meta=gathered.meta, nbytes=gathered.nbytes, inline=bytes(data))
         return ref, None
