@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 import typer
 
-from omni_cli.launch.rings import SHM_DIR, remove_stale, stale_segments
+from omni_cli.launch.rings import remove_stale, stale_segments
+from stages.connectors.ring import SHM_DIR
 
 app = typer.Typer()
 

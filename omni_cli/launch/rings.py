@@ -8,17 +8,18 @@ import contextlib
 import itertools
 import os
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from omni_cli.errors import LaunchError
+from omni_cli.errors import LaunchError, RunEnding
 from omni_cli.runtime.processes import MediaPort, OutputPort
 from stages.config import EdgeSpec, RingSpec, StageSpec
 from stages.connectors.registry import open_reader, open_writer
-from stages.connectors.ring import SHM_DIR as SHM_DIR
 from stages.connectors.ring import (
+    SHM_DIR,
     RingError,
     RingFile,
     create_ring,
@@ -40,6 +41,9 @@ class Rings:
 
     def __init__(self, specs: Sequence[StageSpec]) -> None:
         self._specs = tuple(specs)
+        # Of what `renew` changes in its threads, while others walk through it. Nobody waits for a file in it.
+        self._lock = threading.Lock()
+        self._removed = False
         self._files: dict[str, RingFile] = {}  # by segment
         # By process, what each of its lives writes: consumer -> ring. Those that are read to the end are gone.
         self._lives = {spec.process: {spec.generation: _written(spec)} for spec in specs}
@@ -72,20 +76,30 @@ class Rings:
                 self._readers[stage.process] = open_reader(edge)
 
     def renew(self, process: str, generation: int) -> None:
-        """Creates the rings that a replica writes in its next life. LaunchError if /dev/shm has no room for them."""
+        """Creates the rings that a replica writes in its next life, in any thread: all of them or none.
+
+        LaunchError if /dev/shm has no room for them, RunEnding after `remove`, OSError.
+        """
         first = next(spec for spec in self._specs if spec.process == process)
         rings = {
             consumer: replace(ring, segment=f"{ring.segment}-g{generation}")
             for consumer, ring in _written(first).items()
         }
+        created: list[RingFile] = []
         try:
             for ring in rings.values():
-                self._files[ring.segment] = create_ring(ring)
-        except RingError as error:
-            for ring in rings.values():
-                self._forget(ring.segment)
-            raise LaunchError(str(error)) from error
-        self._lives[process][generation] = rings
+                created.append(create_ring(ring))
+            with self._lock:
+                if self._removed:
+                    raise RunEnding("the run is ending")
+                self._files |= {file.spec.segment: file for file in created}
+                self._lives[process][generation] = rings
+        except BaseException as error:
+            for file in created:
+                _discard(file)
+            if isinstance(error, RingError):
+                raise LaunchError(str(error)) from error
+            raise
 
     def spec(self, process: str, generation: int) -> StageSpec:
         """What a replica is told for its next life: its new rings, and all that it may be sent to read from."""
@@ -104,24 +118,21 @@ class Rings:
         """The edge with the rings of all lives of its producers."""
         if edge.producer == REQUEST or not edge.rings:
             return edge
-        lives = (life for process, life in self._lives.items() if process.rpartition(".")[0] == edge.producer)
-        return replace(edge, rings=tuple(rings[edge.consumer] for life in lives for rings in life.values()))
+        producers = [life for process, life in self._lives.items() if process.rpartition(".")[0] == edge.producer]
+        with self._lock:
+            lives = [rings for life in producers for rings in life.values()]
+        return replace(edge, rings=tuple(rings[edge.consumer] for rings in lives))
 
     def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
         """Removes what a dead replica has written: nobody will be sent to it any more. By consumer."""
-        rings = self._lives[process].pop(generation, {})  # none, if there was no room for them
-        for consumer, ring in rings.items():
-            if consumer == REQUEST:
-                self._readers[process].detach(ring.segment)
-            self._forget(ring.segment)
+        with self._lock:
+            rings = self._lives[process].pop(generation, {})  # none, if there was no room for them
+            files = [file for ring in rings.values() if (file := self._files.pop(ring.segment, None))]
+        if REQUEST in rings:
+            self._readers[process].detach(rings[REQUEST].segment)
+        for file in files:
+            _discard(file)
         return rings
-
-    def _forget(self, segment: str) -> None:
-        file = self._files.pop(segment, None)
-        if file is not None:
-            with contextlib.suppress(FileNotFoundError):
-                unlink(segment)
-            file.close()
 
     def unlink(self) -> None:
         """Removes every name, whoever is still there. Takes no lock and does not wait."""
@@ -131,9 +142,12 @@ class Rings:
 
     def remove(self) -> int:
         """Counts the slots that are still held, in the rings' own headers, and removes the rings. May be repeated."""
+        with self._lock:
+            self._removed = True
+            files = dict(self._files)
         held = 0
         try:
-            for segment in self._files:
+            for segment in files:
                 with contextlib.suppress(FileNotFoundError):
                     held += len(live_slots(segment))
         finally:
@@ -142,7 +156,7 @@ class Rings:
                 writer.close()
             for reader in self._readers.values():
                 reader.close()
-            for file in self._files.values():
+            for file in files.values():
                 file.close()
             self._files.clear()
         return held
@@ -154,6 +168,12 @@ class Rings:
 
     def _total_bytes(self) -> int:
         return sum(ring.data_bytes for ring in self._needed())
+
+
+def _discard(file: RingFile) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        unlink(file.spec.segment)
+    file.close()
 
 
 def _written(stage: StageSpec) -> dict[str, RingSpec]:

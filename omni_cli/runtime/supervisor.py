@@ -43,13 +43,15 @@ class Supervisor:
             client.start()
 
     async def close(self) -> None:
-        """No life begins from here on."""
+        """No life begins from here on, and no ring is made for one."""
         self._closing = True
         await asyncio.gather(*self._starting)
 
     def carry_out(self, orders: Iterable[Order]) -> None:
         for order in orders:
             if isinstance(order, Start):
+                if self._closing:
+                    continue
                 task = asyncio.ensure_future(self._begin(order))
                 self._starting.add(task)
                 task.add_done_callback(self._starting.discard)

@@ -22,11 +22,11 @@ import soundfile
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
 from omni_cli.errors import OmniError
-from omni_cli.launch.rings import SHM_DIR
 from omni_cli.trace.check import Checked
 from omni_cli.trace.reader import TraceReader
 from omni_cli.trace.recorded_plan import recorded_plan
 from omni_cli.trace.replay import Replay
+from stages.connectors.ring import SHM_DIR
 
 ROOT = Path(__file__).parents[2]
 Found = TypeVar("Found")

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 import torch
 
 from omni_cli.launch.launcher import LocalLauncher
-from omni_cli.launch.rings import SHM_DIR
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Event, Listener
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import OmniRequest, RequestError
+from stages.connectors.ring import SHM_DIR
 from stages.messages import ChatMessage, Part, Sampling
 from stages.payload import Payload
 from stages.runners.tensors import from_payload, to_payload

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from omni_cli.launch.rings import SHM_DIR
 from omni_cli.plan.model import ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.runtime.events import Event
+from stages.connectors.ring import SHM_DIR
 from tests.integration.launch_fakes import STAGES
 
 

@@ -3,7 +3,7 @@
 import sys
 from subprocess import run
 
-from omni_cli.launch.rings import SHM_DIR
+from stages.connectors.ring import SHM_DIR
 
 
 def test_the_doctor_looks_at_this_machine_without_torch() -> None:

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.launch.rings import SHM_DIR, remove_stale, stale_segments
+from omni_cli.launch.rings import remove_stale, stale_segments
+from stages.connectors.ring import SHM_DIR
 
 ROOT = Path(__file__).parents[2]
 SOON_MS = 60_000  # of a parent that waits for ever otherwise
