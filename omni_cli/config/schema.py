@@ -120,7 +120,8 @@ class DeployConfig(ConfigModel):
     """Whether processes that share a GPU run side by side under an MPS daemon of the run's own, not in turns; `auto`:
     where one can be started."""
     heartbeat_s: Seconds | None = 300.0
-    """A stage that gives no sign of life for so long, or does not come back from a step, is killed; null is never."""
+    """A stage that gives no sign of life, or does not come back from a step, is killed within so long, and not before
+    three quarters of it; null is never."""
     drain_timeout_s: Seconds = 30.0
     """At a stop, how long the stages may take to let go of their requests and to end by themselves."""
 

@@ -28,7 +28,7 @@ class _Life:
 
 
 class HeartbeatWatch:
-    """Condemns what has hung for `limit_s` (`deploy.heartbeat_s`), at the latest then.
+    """Condemns what hangs within `limit_s` (`deploy.heartbeat_s`), and not before three quarters of it.
 
     Time in which this process did not run either counts for nothing: who was stopped with us is no suspect.
     """
@@ -63,7 +63,7 @@ class HeartbeatWatch:
                 self._judge(life)
 
     def _judge(self, life: _Life) -> None:
-        limit = f"for {self._limit_s:g} s (deploy.heartbeat_s)"
+        limit = f"for {max(life.silent_s, life.stuck_s):.3g} s, of at most {self._limit_s:g} (deploy.heartbeat_s)"
         due_s = self._limit_s - 2 * self._every_s  # the next look, and a beat that it misses, would be too late
         if life.silent_s >= due_s:
             if life.handle.stopped:
@@ -85,5 +85,5 @@ def _listen(life: _Life, passed_s: float) -> None:
         life.silent_s += passed_s
         return
     silence_s, life.silent_s, life.beat = life.silent_s, 0.0, beat
-    going_on = beat is None or not beat.working or last is None or last.rounds != beat.rounds
+    going_on = beat is None or not beat.working or last is None or not last.working or last.rounds != beat.rounds
     life.stuck_s = 0.0 if going_on else life.stuck_s + silence_s + passed_s
