@@ -16,12 +16,17 @@ from stages.connectors.device_memory import DeviceMemoryError
 from stages.connectors.registry import open_reader, open_writer
 from stages.errors import StageError
 from stages.events import LeaseReleased, MessageGot, MessagePut, ProcessReady, StageEvent, StepReport
+from stages.lease import first_number
 from stages.messages import Deliver, Reclaim, Stop, StreamMessage
 from stages.payload import Payload
 from stages.worker.channel import Inbox, Outbox
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
+
+    Make = Callable[[int, int, torch.device], torch.Tensor]
 
 _TIMES = 20
 _VALUES = 251  # what a tensor is full of: its number, modulo a prime
@@ -31,15 +36,12 @@ _VALUES = 251  # what a tensor is full of: its number, modulo a prime
 class Handover:
     """The options of both: `sizes` in bytes, each handed over `count` times, at most `ahead` before one is reclaimed.
 
-    The first turn begins it, whatever is in it. With `busy` the device still works on a tensor when it is put. `first`
-    is the first message's number.
+    The first turn begins it, whatever is in it.
     """
 
     sizes: tuple[int, ...]
     count: int
     ahead: int = 1
-    busy: bool = False
-    first: int = 0
 
 
 def copy_fact(nbytes: int) -> str:
@@ -47,26 +49,42 @@ def copy_fact(nbytes: int) -> str:
     return f"copy_{nbytes}_us"
 
 
-def run_handover(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
-    """Hands over if the stage has a consumer, else takes. Raises StageError for a tensor that is not the one put."""
+def made(number: int, nbytes: int, device: "torch.device") -> "torch.Tensor":
+    """The tensor of that number, complete."""
+    tensor = filled(number, nbytes, device)
+    _wait(device)
+    return tensor
+
+
+def filled(number: int, nbytes: int, device: "torch.device") -> "torch.Tensor":
+    """The same, while the device may still be at work on it."""
+    import torch
+
+    return torch.full((nbytes,), number % _VALUES, dtype=torch.uint8, device=device)
+
+
+def run_handover(spec: StageSpec, inbox: Inbox, outbox: Outbox, make: "Make" = made) -> None:
+    """Hands over what `make` gives if the stage has a consumer, else takes. Raises StageError for a tensor that is not
+    the one put."""
     work = spec.options
     if not isinstance(work, Handover):
         raise StageError(f"{spec.process} is not told what to hand over")
-    (_give if spec.consumers else _take)(spec, work, inbox, outbox)
+    if spec.consumers:
+        _give(spec, work, inbox, outbox, make)
+    else:
+        _take(spec, work, inbox, outbox)
 
 
-def _give(spec: StageSpec, work: Handover, inbox: Inbox, outbox: Outbox) -> None:
-    import torch
-
+def _give(spec: StageSpec, work: Handover, inbox: Inbox, outbox: Outbox, make: "Make") -> None:
     from stages.runners.device import open_device
     from stages.runners.tensors import hand_over
 
     device = open_device(spec)
     (edge,) = spec.consumers
-    writer = open_writer(edge, spec.process, itertools.count(spec.generation << 32))
+    first = first_number(spec.generation)
+    writer = open_writer(edge, spec.process, itertools.count(first))
     say = _Say(spec, outbox)
     say(ProcessReady(t_ns=time.monotonic_ns(), pid=os.getpid(), facts=()))
-    heavy = torch.ones(4096, 4096, device=device) if work.busy and spec.devices else None
     out: set[int] = set()
 
     def listen() -> bool:
@@ -81,13 +99,8 @@ def _give(spec: StageSpec, work: Handover, inbox: Inbox, outbox: Outbox) -> None
 
     if not listen():  # nothing is said unasked: while others still load, nobody would pass it on
         return
-    for number, size in enumerate((size for size in work.sizes for _ in range(work.count)), work.first):
-        if heavy is not None:
-            for _ in range(10):
-                heavy = heavy @ heavy * 0
-        tensor = torch.full((size,), number % _VALUES, dtype=torch.uint8, device=device)
-        if not work.busy:
-            _wait(device)
+    for number, size in enumerate((size for size in work.sizes for _ in range(work.count)), first):
+        tensor = make(number, size, device)
         start_ns = time.monotonic_ns()
         while len(out) >= work.ahead or (put := writer.put((Payload(tensors=(hand_over("it", tensor),)),))) is None:
             if not listen():

@@ -26,6 +26,7 @@ from stages.events import LeaseReleased, MessageGot, MessagePut, ProcessReady
 from stages.messages import Deliver, Reclaim, Stop, Turn
 from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from stages.runners.handover import Handover, run_handover
+from tests.gpu.busy_handover import run_while_busy
 from tests.gpu.launch_gpu_parent import has_context, used_bytes
 from tests.integration.engine_run import greedy_request, run_requests
 from tests.integration.launch_plans import Heard
@@ -113,9 +114,9 @@ def pass_on(put: MessagePut, giver: StageProcess | None, taker: StageProcess) ->
 def test_r23_every_tensor_arrives_as_it_was_put_under_load(devices: list[str]) -> None:
     """While the device is still at work on it, in slots that are used again and again, up to 16 MiB."""
     before = [has_context(index) for index in range(len(PHYSICAL))]
-    work = Handover(sizes=(1, 4096, 1 << 20, 16 << 20), count=100, ahead=4, busy=True)
+    work = Handover(sizes=(1, 4096, 1 << 20, 16 << 20), count=100, ahead=4)
     specs = handover_specs(PLAN, "cuda_ipc", work, *devices)
-    with Interrupts() as interrupts, deployed(PLAN, interrupts, specs=specs, run_stage=run_handover) as deployment:
+    with Interrupts() as interrupts, deployed(PLAN, interrupts, specs=specs, run_stage=run_while_busy) as deployment:
         giver, taker = deployment.running.replicas
         assert len(list(hand_over(giver, taker, 400))) == 400  # the taker dies of a tensor that is another
     assert deployment.running.live_slots == 0
@@ -153,7 +154,7 @@ def test_a_producer_that_is_killed_spoils_nothing_of_the_one_that_follows(device
     put = next_put(giver)
     kill(giver)
     print("after its producer's death a payload is", "got" if pass_on(put, None, taker) else "not got")
-    later = bench.start(replace(giving, consumers=(new,), generation=1, options=replace(work, first=100)))
+    later = bench.start(replace(giving, consumers=(new,), generation=1))
     for _ in range(20):
         assert pass_on(next_put(later), later, taker)
 

@@ -11,7 +11,7 @@ from stages.runners.handover import Handover, run_handover
 
 def test_each_tensor_is_taken_as_it_was_put_and_its_slot_comes_back():
     plan = build_plan(load_config(("recipe=synthetic",)), Inventory())
-    work = Handover(sizes=(4096, 300_000), count=9, ahead=2, first=7)  # more than the ring has slots
+    work = Handover(sizes=(4096, 300_000), count=9, ahead=2)  # more than the ring has slots
     with (
         Interrupts() as interrupts,
         deployed(plan, interrupts, specs=handover_specs(plan, "shm", work), run_stage=run_handover) as deployment,
