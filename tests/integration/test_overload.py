@@ -1,10 +1,13 @@
 """What runs out fails the request that met it, with the key that helps, and the next one is answered."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from omni_cli.runtime.events import StageSubmitted
+from omni_cli.runtime.events import Event, StageSubmitted
+from omni_cli.runtime.request import OmniRequest
+from stages.events import StageCancelled
 from stages.models.synthetic.options import Fail, StageDelays, SyntheticOptions
 from tests.integration.cli import batch, check_trace, leaves_nothing
 from tests.integration.recorded import Recording, Session, plan_of, record
@@ -38,31 +41,38 @@ CASES = {
 }
 
 
-async def occupy(session: Session) -> asyncio.Task[None]:
-    """A request that stays in the talker; it has come there."""
-    there = asyncio.Event()
+def heard(session: Session, moment: Callable[[str, Event], bool]) -> asyncio.Event:
+    """Set once an event is the moment."""
+    done = asyncio.Event()
 
     def watch(source, event):
-        if isinstance(event, StageSubmitted) and event.stage == "talker":
-            there.set()
-        return there.is_set()
+        if moment(source, event):
+            done.set()
+        return done.is_set()
 
     session.recording.watches.append(watch)
+    return done
+
+
+async def meet_a_full_queue(session: Session, request: OmniRequest) -> None:
+    """While another is in the talker, which then leaves it."""
+    there = heard(session, lambda source, event: isinstance(event, StageSubmitted) and event.stage == "talker")
     busy = asyncio.ensure_future(session.one(ask("busy", SyntheticOptions(never_end=True))))
     await there.wait()
-    return busy
+    await session.one(request)
+    left = heard(session, lambda source, event: isinstance(event, StageCancelled) and source == "talker.0")
+    session.cancel_at("busy", lambda source, event, uid: True)
+    await session.one(ask("text", outputs=("text",)))  # something is heard
+    await busy
+    await left.wait()
 
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     async def act(session):
         for name, (own, *_) in CASES.items():
-            busy = await occupy(session) if name == "a queue" else None
-            await session.one(ask(name, SyntheticOptions(frames=8, **own)))
-            if busy is not None:
-                session.cancel_at("busy", lambda source, event, uid: True)
-                await session.one(ask("text", outputs=("text",)))  # something is heard
-                await busy
+            request = ask(name, SyntheticOptions(frames=8, **own))
+            await (meet_a_full_queue(session, request) if name == "a queue" else session.one(request))
             await session.one(ask(f"after {name}", SyntheticOptions(frames=8, prompt_tokens=SLOW.prompt_tokens)))
 
     return record(plan_of("recipe=synthetic", *INCREMENTAL, *ROOM), act)
