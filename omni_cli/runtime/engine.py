@@ -1,6 +1,6 @@
 """The asyncio shell around the orchestrator: threads to the workers, timers, one async stream of chunks per request.
 
-`omni run` and `omni bench` drive this class, a server would as well. It decides nothing about requests itself.
+`omni run`, `omni bench` and the server drive this class. It decides nothing about requests itself.
 """
 
 import asyncio

@@ -13,9 +13,9 @@ class Flight:
 
     request: OmniRequest
     route: Route
-    parked: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage, until it has a live replica
+    parked: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage that it waits for
     given: dict[str, list[StreamMessage]] = field(default_factory=dict)  # by stage, what it can be given again
-    attempts: dict[str, int] = field(default_factory=dict)  # by stage, how often it was run again
+    deaths: dict[str, list[str]] = field(default_factory=dict)  # by stage, those after which it is run again
     crowded: set[str] = field(default_factory=set)  # stages whose input found no room to be kept
 
     def stage_request(self, uid: int, stage: str) -> StageRequest:

@@ -117,9 +117,11 @@ class Orchestrator:
         """What is to be done with processes since the last call, now that it is this late."""
         return self._replicas.take_orders()
 
-    def take_turns(self) -> dict[str, Turn]:
-        """Lets in who is waiting, then says what each worker has to be told since the last call, in order."""
-        self._dispatcher.enter_waiting()
+    def take_turns(self, enter: bool = True) -> dict[str, Turn]:
+        """Lets in who is waiting, unless not to; then says what each worker has to be told since the last call, in
+        order."""
+        if enter:
+            self._dispatcher.enter_waiting()
         return self._books.take_turns()
 
     # what happens
@@ -186,11 +188,8 @@ class Orchestrator:
     def _lose(self, uid: int, stage: str, cause: str) -> None:
         """The stage's replica has died with the request."""
         if self._lifecycle.requests[uid].state not in REQUEST_ENDED:
-            obstacle = self._retries.obstacle(uid, stage)
+            obstacle = self._retries.obstacle(uid, stage, cause)
             if obstacle is None:
-                log.warning(
-                    "request %s is run again in stage %s: %s", self._flights[uid].request.request_id, stage, cause
-                )
                 self._dispatcher.run_again(uid, stage)
                 return
             message = f"{cause} (not run again: {obstacle})" if obstacle else cause
@@ -226,7 +225,10 @@ class Orchestrator:
             stages = self._lifecycle.requests[uid].stages
             flight = self._flights[uid]
             places = [f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED]
-            places += [f"no {stage} is alive" for stage in flight.parked]
+            places += [
+                f"waits for a place in {stage}" if self._replicas.alive(stage) else f"no {stage} is alive"
+                for stage in flight.parked
+            ]
             where = ", ".join(places) or "in no stage"
             message = f"not done after timeout_s={flight.request.timeout_s:g} ({where})"
             stage = next((name for name, s in stages.items() if s.state not in STAGE_ENDED), "")
@@ -334,6 +336,8 @@ class Orchestrator:
 
     def _wind_down(self, uid: int) -> None:
         self._deadlines.clear(uid)
+        for stage in self._flights[uid].parked:
+            self._replicas.release(stage, uid)
         self._flights[uid].parked.clear()
         self._flights[uid].given.clear()
         for holding in self._ledger.live():
@@ -352,6 +356,7 @@ class Orchestrator:
             self._retries.let_go(uid, stage)
             if close:
                 self._close_if_over(uid)
+            self._dispatcher.freed.add(stage)
 
     def _close_if_over(self, uid: int) -> None:
         """Forgets a request once it has ended for its caller and in every stage."""

@@ -111,17 +111,29 @@ class Replicas:
         return self._pools[stage].alive
 
     def serves(self, stage: str) -> bool:
-        """False: no replica of the stage is ready, but one will be. NoReplica if none will."""
+        """Whether a ready replica of the stage has room. False: one will have it. NoReplica if none will."""
         if self._pools[stage].alive:
-            return True
+            return self._pools[stage].has_room
         of_stage = [replica for replica in self._replicas.values() if replica.stage.name == stage]
         if all(replica.hopeless for replica in of_stage):
             causes = "; ".join(f"{replica.process}: {replica.cause}" for replica in of_stage)
             raise NoReplica(f"stage {stage} has no live process ({causes})")
         return False
 
+    def let_in(self, stage: str, uid: int) -> None:
+        """A request that is new to the stage waits for it from now on. QueueFull if that is one too many."""
+        self._pools[stage].let_in(uid)
+
+    def wait(self, stage: str, uid: int) -> None:
+        """A request that was let in waits for the stage once more."""
+        self._pools[stage].waiting.add(uid)
+
+    def waiting(self, stage: str) -> list[int]:
+        """The requests that wait for the stage, in the order of their admission."""
+        return sorted(self._pools[stage].waiting)
+
     def pick(self, stage: str, uid: int) -> str:
-        """The ready replica for a request; it stays its own until `release`. NoReplica if there is none."""
+        """The ready replica for a request, where one `serves`; it stays its own until `release`."""
         return self._pools[stage].pick(uid)
 
     def release(self, stage: str, uid: int) -> None:

@@ -59,12 +59,12 @@ class Retries:
             if message.lease is not None and self._books.ledger.is_held(message.lease):
                 self._books.drop(uid, message.lease)
 
-    def obstacle(self, uid: int, stage: str) -> str | None:
+    def obstacle(self, uid: int, stage: str, cause: str) -> str | None:
         """Why a request that a dead replica had cannot be run again there, empty if nobody wants that; None if it can.
-        Counts the attempt."""
+        Notes the death then."""
         flight, record = self._flights[uid], self._books.lifecycle.requests[uid]
         limit = self._plan.stage(stage).retry
-        if flight.attempts.get(stage, 0) >= limit:
+        if len(flight.deaths.get(stage, ())) >= limit:
             return f"deploy.stages.{stage}.retry is {limit}" if limit else ""
         emitted = [m for m in flight.route.stages[stage].outputs if record.outputs[m].chunks]
         if emitted:
@@ -83,7 +83,7 @@ class Retries:
             self._books.replicas.serves(stage)
         except NoReplica:
             return "no replica is left"
-        flight.attempts[stage] = flight.attempts.get(stage, 0) + 1
+        flight.deaths.setdefault(stage, []).append(cause)
         return None
 
 

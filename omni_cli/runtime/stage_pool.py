@@ -1,12 +1,12 @@
-"""The replicas of one stage: which of them takes the next request. Pure bookkeeping."""
+"""The replicas of one stage: which of them takes the next request, and who waits for one. Pure bookkeeping."""
 
 
 class NoReplica(Exception):
     """Every replica of the stage is dead, for good."""
 
 
-class QueueFull(NoReplica):
-    """Every live replica has as many requests as it may have, working and waiting."""
+class QueueFull(Exception):
+    """As many requests have come to the stage as its replicas take, working and waiting."""
 
 
 class StagePool:
@@ -20,30 +20,41 @@ class StagePool:
         self._limit = limit
         self._order = processes
         self._held: dict[str, set[int]] = {process: set() for process in processes}
+        self.waiting: set[int] = set()
 
     @property
     def alive(self) -> bool:
         return bool(self._held)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a live replica takes one more."""
+        return any(self._limit is None or len(held) < self._limit for held in self._held.values())
+
+    def let_in(self, uid: int) -> None:
+        """A new request waits from now on, or is one too many: QueueFull. While none lives, as many wait as the first
+        to return takes at once: one left over could fill the ring that another one is fed through."""
+        come = sum(map(len, self._held.values())) + len(self.waiting)
+        if self._limit is not None and come >= self._limit * max(1, len(self._held)):
+            raise QueueFull(
+                f"{come} requests are in stage {self.stage} or wait for it, as many as it takes ({self._limit} a "
+                f"replica); try again later, or raise deploy.stages.{self.stage}.max_queue"
+            )
+        self.waiting.add(uid)
+
     def pick(self, uid: int) -> str:
-        """The replica for this request: always the same one until `release`. NoReplica if none is alive, or
-        QueueFull."""
+        """The replica for this request: always the same one until `release`. Ask only if one `has_room`."""
+        self.waiting.discard(uid)
         for process, held in self._held.items():
             if uid in held:
                 return process
-        if not self._held:
-            raise NoReplica(f"stage {self.stage} has no live process")
         process = min(self._held, key=lambda name: len(self._held[name]))
-        if self._limit is not None and len(self._held[process]) >= self._limit:
-            raise QueueFull(
-                f"{self._limit} requests are in each replica of stage {self.stage}, as many as it takes; try again "
-                f"later, or raise deploy.stages.{self.stage}.max_queue"
-            )
         self._held[process].add(uid)
         return process
 
     def release(self, uid: int) -> None:
-        """The request is over in this stage."""
+        """The request is over in this stage, or waits for it no more."""
+        self.waiting.discard(uid)
         for held in self._held.values():
             held.discard(uid)
 

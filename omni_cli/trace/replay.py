@@ -45,6 +45,7 @@ from stages.payload import Payload, PayloadRef, Tensor
 TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
 LATE_NS = 5_000_000_000  # by so much a busy loop may be late for a deadline
 _NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
+_INPUTS = (ProcessStarted, ProcessNotStarted, ProcessDead, RequestAdmitted)  # they may come much later
 _DECISIONS = get_args(ControlEvent)
 _TURNS = 512  # inputs, after which what would have been sent is thrown away
 _MEDIA = Payload(tensors=(Tensor(name="media", dtype="uint8", shape=(0,), data=memoryview(b"")),))
@@ -143,7 +144,8 @@ class Replay:
         if self._alarm_ns is not None:
             return self._alarm_ns
         head = self.script.head
-        return head.event.t_ns if head is not None and head.source == CONTROL else self.now_ns
+        decided = head is not None and head.source == CONTROL and not isinstance(head.event, _INPUTS)
+        return head.event.t_ns if head is not None and decided else self.now_ns
 
     def _hear(self, source: str, event: Event) -> None:
         head = self.script.head
@@ -155,7 +157,9 @@ class Replay:
             self.script.pop()
         else:
             self._decided.append(event)
-        if self.entering and isinstance(event, StageSubmitted | RequestFailed | RequestCancelled):
+        if isinstance(event, RequestFailed | RequestCancelled) or (
+            isinstance(event, StageSubmitted) and set(event.waits_for) <= {REQUEST}
+        ):
             self.entering.discard(event.uid)
 
     # what the trace has
@@ -164,8 +168,8 @@ class Replay:
         """One line, with all that the orchestrator decides on it. At the end of it, `head` has been passed."""
         self.inputs += 1
         self.now_ns = max(self.now_ns, head.event.t_ns)
-        if not self.inputs % _TURNS and not self.entering:
-            self.orchestrator.take_turns()
+        if not self.inputs % _TURNS:
+            self.orchestrator.take_turns(enter=False)
         at, due_ns = self.script.line, self.orchestrator.next_deadline_ns()
         if due_ns is not None and self.now_ns > due_ns + LATE_NS:
             self._settle()
@@ -234,11 +238,9 @@ class Replay:
                 return lambda: orchestrator.cancel(event.uid, end.reason if end else "")
             case OutputFinished(outcome="failed") | RequestFailed() if self._is_late(event.uid):
                 return lambda: self._expire(event.t_ns)
-            case MediaPut():  # perhaps once more
+            case MediaPut() | StageSubmitted():  # perhaps once more
                 return orchestrator.take_turns
-            case StageSubmitted(waits_for=()):
-                return orchestrator.take_turns
-            case StageSubmitted() | OutputFinished() | RequestFailed() if event.uid in self.entering:
+            case OutputFinished() | RequestFailed() if event.uid in self.entering:
                 return orchestrator.take_turns
         return None
 

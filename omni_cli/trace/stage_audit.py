@@ -142,7 +142,8 @@ class StageAudit:
             if odd:
                 yield f"{KINDS[type(event)]} of request {uid} while output {', '.join(odd)}"
         if isinstance(event, (RequestFinished, RequestCancelled)):
-            broken = [s.process for s in record.stages.values() if s.state in (Stage.FAILED, Stage.LOST)]
+            waits = {Stage.LOST} if isinstance(event, RequestCancelled) else set()  # to be run again
+            broken = [s.process for s in record.stages.values() if s.state in {Stage.FAILED, Stage.LOST} - waits]
             if broken and record.state not in REQUEST_ENDED:
                 yield f"{KINDS[type(event)]} of request {uid}, which has failed in {', '.join(broken)}"
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
-from omni_cli.runtime.lifecycle import Lifecycle, Stage
+from omni_cli.runtime.lifecycle import REQUEST_ENDED, Lifecycle, Stage
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     InputReady,
@@ -139,10 +139,13 @@ class StreamAudit:
         self._held[key] = _Held(place=place, sent=sent)
 
     def _left_undecided(self) -> Iterator[str]:
-        """What becomes of a slot is decided before the control plane takes anything else in, if a reader lives."""
-        stages = {process.rpartition(".")[0] for process in self._ready} | {REQUEST}
-        for (owner, number), (uid, reader) in tuple(self._undecided.items()):
-            if reader in stages:
+        """What becomes of a slot is decided before the control plane takes anything else in, unless its request waits
+        for a place in the reader's stage."""
+        for (owner, number), (uid, stage) in tuple(self._undecided.items()):
+            record = self._lifecycle.requests.get(uid)
+            over = record is None or record.state in REQUEST_ENDED
+            there = record is not None and stage in record.stages and not self._lost(uid, stage)
+            if stage == REQUEST or over or there:
                 del self._undecided[owner, number]
                 yield f"lease {owner}#{number} of request {uid} was not granted, read or dropped at once"
 

@@ -7,7 +7,16 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from omni_cli.runtime.events import Event, ProcessDead, RunStarted
+from omni_cli.runtime.events import (
+    CONTROL,
+    Event,
+    ProcessDead,
+    RequestAdmitted,
+    RequestCancelled,
+    RequestFailed,
+    RequestFinished,
+    RunStarted,
+)
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import (
     OUTPUT_ENDED,
@@ -26,7 +35,7 @@ from omni_cli.runtime.lifecycle import Lease as LeaseState
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.show import duration, plain
 from omni_cli.trace.summary import RequestSummary
-from stages.events import ProcessReady, StageCancelled, StageFailed, StageFinished, StepDone
+from stages.events import ProcessReady, StepDone
 from stages.messages import REQUEST
 
 NAMED = 5  # other requests in a stage that are named
@@ -34,25 +43,32 @@ NAMED = 5  # other requests in a stage that are named
 
 @dataclass(slots=True)
 class LastHeard:
-    """A listener: when each stage process last said something of each request that it still holds, ns; and which
+    """A listener: when each stage process last said something of each request that has not ended, ns; and which
     processes of a stage are ready, once one was."""
 
-    at: dict[tuple[int, str], int] = field(default_factory=dict)
+    at: dict[int, dict[str, int]] = field(default_factory=dict)
     ready: dict[str, set[str]] = field(default_factory=dict)
 
     def __call__(self, source: str, event: Event) -> None:
         if isinstance(event, ProcessReady):
             self.ready.setdefault(source.rpartition(".")[0], set()).add(source)
         elif isinstance(event, StepDone):
-            self.at.update(((row.uid, source), event.end_ns) for row in event.rows)
-        elif isinstance(event, StageFinished | StageFailed | StageCancelled):
-            self.at.pop((event.uid, source), None)
+            for row in event.rows:
+                self._hear(row.uid, source, event.end_ns)
+        elif isinstance(event, RequestAdmitted):
+            self.at[event.uid] = {}
+        elif isinstance(event, RequestFinished | RequestFailed | RequestCancelled):
+            self.at.pop(event.uid, None)
         elif isinstance(event, ProcessDead):
             self.ready.get(event.process.rpartition(".")[0], set()).discard(event.process)
-            for key in [key for key in self.at if key[1] == event.process]:
-                del self.at[key]
-        elif (uid := getattr(event, "uid", None)) is not None:
-            self.at[uid, source] = event.t_ns
+            for places in self.at.values():
+                places.pop(event.process, None)
+        elif source != CONTROL and (uid := getattr(event, "uid", None)) is not None:
+            self._hear(uid, source, event.t_ns)
+
+    def _hear(self, uid: int, source: str, at_ns: int) -> None:
+        if uid in self.at:  # what comes late is of nobody any more
+            self.at[uid][source] = at_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,15 +191,20 @@ class _Paragraph:
             yield f"{record.process} was told to stop and has not answered."
         elif record.state is Stage.LOST:
             yield f"{record.process} has died with it."
+            yield from self._dead(stage)
+            yield "It is run again as soon as there is a place for it, or fails if that cannot be."
         else:
             yield f"{record.process} is done with it ({record.state}), and what it said last was not routed yet."
 
-    def _absent(self, stage: str) -> Iterator[str]:
+    def _dead(self, stage: str) -> Iterator[str]:
         if self._at.heard.ready.get(stage) == set():
             yield f"No process of {stage} is alive; it waits for one to be started again."
+
+    def _absent(self, stage: str) -> Iterator[str]:
+        yield from self._dead(stage)
         producers = [p for p in self._producers(stage) if p in self._record.admitted.stages]
         if not producers:
-            yield f"It was not submitted to {stage}: it was just admitted, or its media wait for room in the ring."
+            yield f"It was not submitted to {stage}: it was just admitted, or waits for a place or its media for room."
             return
         put = [p for p in producers if (s := self._record.streams.get((p, stage))) is not None and s.put]
         if put:
@@ -227,7 +248,7 @@ class _Paragraph:
         return f"{len(running)} run there ({', '.join(running[:NAMED])}{more})"
 
     def _since(self, record: StageRecord) -> str:
-        heard_ns = self._at.heard.at.get((self._uid, record.process))
+        heard_ns = self._at.heard.at.get(self._uid, {}).get(record.process)
         return "" if heard_ns is None else f", last heard of {duration(self._at.now_ns - heard_ns)} before"
 
     def _unread(self, record: StageRecord) -> Iterator[str]:

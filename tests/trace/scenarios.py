@@ -66,8 +66,10 @@ def killed(seed: int) -> TraceOfPlan:
 
 
 def restarted(seed: int) -> TraceOfPlan:
-    """One replica while another one of its stage goes on, then the only one of a stage; both start again."""
-    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=1 + seed % 2, restarts=2, retry=1)
+    """One replica while another one of its stage goes on, then the only one of a stage; both start again. Of two, each
+    is full."""
+    more = {"restarts": 2, "retry": 1, "max_batch": 1, "max_queue": 1 if seed % 2 else 3}
+    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=seed, replicas=1 + seed % 2, **more)
     for uid in (1, 2, 3, 4):
         run.admit(uid)
         run.some(20)

@@ -126,6 +126,8 @@ WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
     media=st.booleans(),
     restarts=st.integers(0, 2),
     retry=st.integers(0, 1),
+    max_batch=st.integers(1, 2),
+    max_queue=st.one_of(st.none(), st.integers(0, 2)),
 )
 def test_whatever_happens_the_trace_is_clean(actions, media, **more):
     run = SimulatedRun(DIAMOND, DIAMOND_OUTPUTS, media=media, **more)

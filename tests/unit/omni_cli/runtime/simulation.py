@@ -5,6 +5,7 @@ What a stage does next is the caller's choice, so that a property test can drive
 
 import itertools
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
@@ -38,32 +39,36 @@ DIAMOND = {"a": (), "b": ("a",), "c": ("a",), "d": ("a", "b", "c")}
 DIAMOND_OUTPUTS = {"text": "a", "left": "b", "sum": "d"}
 
 
-def edge(producer: str, consumer: str) -> EdgePlan:
+def edge(producer: str, consumer: str, mode: str = "complete") -> EdgePlan:
     return EdgePlan(
-        producer=producer, consumer=consumer, mode="complete", connector="shm", slots=8, ring_bytes=1 << 20, key="k"
+        producer=producer, consumer=consumer, mode=mode, connector="shm", slots=8, ring_bytes=1 << 20, key="k"
     )
 
 
 def make_plan(
-    graph: dict[str, tuple[str, ...]], outputs: dict[str, str], replicas: int = 1, media: bool = False, **more: int
+    graph: dict[str, tuple[str, ...]],
+    outputs: dict[str, str],
+    replicas: int,
+    media: bool,
+    modes: Mapping[tuple[str, str], str],
+    **more: int | None,
 ):
     def stage(name: str, producers: tuple[str, ...]) -> StagePlan:
-        inputs = [edge(p, name) for p in producers]
+        inputs = [edge(p, name, modes.get((p, name), "complete")) for p in producers]
         if not producers and media:
             inputs = [edge("request", name)]
         return StagePlan(
             name=name,
             execution_type="llm_ar",
             replicas=tuple(ReplicaPlan(index=i, devices=()) for i in range(replicas)),
-            max_batch=4,
             memory_fraction=0.0,
             startup_timeout_s=60,
             threads=1,
             inputs=tuple(inputs),
-            consumers=tuple(edge(name, c) for c, ps in graph.items() if name in ps),
+            consumers=tuple(edge(name, c, modes.get((name, c), "complete")) for c, ps in graph.items() if name in ps),
             outputs=tuple(m for m, s in outputs.items() if s == name),
             restart_window_s=600,
-            **more,
+            **{"max_batch": 4, **more},
         )
 
     return ExecutionPlan(
@@ -220,9 +225,13 @@ class SimPort:
 class World:
     """An orchestrator over simulated stages, a clock that counts, and everything that was heard."""
 
-    def __init__(self, graph=LINE, outputs=LINE_OUTPUTS, replicas: int = 1, media: bool = False, **more: int) -> None:
+    modes: Mapping[tuple[str, str], str] = {}  # of the edges that are not `complete`
+
+    def __init__(
+        self, graph=LINE, outputs=LINE_OUTPUTS, replicas: int = 1, media: bool = False, **more: int | None
+    ) -> None:
         self.now = 0
-        self.plan = make_plan(graph, outputs, replicas, media, **more)
+        self.plan = make_plan(graph, outputs, replicas, media, self.modes, **more)
         self.starts: list[Start] = []  # ordered and not yet carried out
         self.lives = {f"{s.name}.{r.index}": [0] for s in self.plan.stages for r in s.replicas}
         self.over: set[tuple[str, int]] = set()

@@ -204,6 +204,52 @@ def test_a_first_stage_gets_its_media_once_more_and_no_second_time(media):
     assert not any(port.held for port in world.ports.values())
 
 
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_request_that_is_to_run_again_waits_for_a_place_in_a_full_stage(stage, restarts, caplog):
+    world = World(replicas=2, restarts=restarts, retry=1, max_batch=1, max_queue=1)
+    for uid in (1, 2, 3, 4):
+        world.admit(uid)
+    while stage == "talker" and (world.act("thinker.0") or world.act("thinker.1")):
+        pass
+    world.kill(f"{stage}.0")
+    assert "is run again" not in caplog.text
+    world.run()
+    assert [world.outcome(uid) for uid in (1, 2, 3, 4)] == ["finished"] * 4
+    assert caplog.text.count(f"is run again in stage {stage}: {stage}.0: killed by SIGKILL") == 2
+    assert not any(stage.held for stage in world.stages.values())
+
+
+@pytest.mark.parametrize("stage", ["thinker", "talker"])
+def test_the_limit_holds_for_who_comes_while_no_replica_lives_and_not_at_its_return(stage):
+    world = World(restarts=1, max_batch=1, max_queue=1)
+    world.kill(f"{stage}.0")
+    for uid in (1, 2):
+        world.admit(uid)
+    while stage == "talker" and world.act("thinker.0"):
+        pass
+    world.admit(3)
+    while stage == "talker" and not kinds(world, RequestFailed):
+        world.act("thinker.0")
+    (failed,) = kinds(world, RequestFailed)
+    assert (failed.uid, failed.error.kind, failed.error.stage) == (3, "QueueFull", stage)
+    assert f"raise deploy.stages.{stage}.max_queue" in failed.error.message
+    world.run()
+    assert [world.outcome(uid) for uid in (1, 2)] == ["finished"] * 2
+
+
+def test_a_request_that_waits_for_one_first_stage_lets_those_of_another_by():
+    world = World({"left": (), "right": ()}, {"text": "left", "sum": "right"}, restarts=1)
+    world.kill("left.0")
+    world.admit(1, outputs=("text", "sum"))
+    world.admit(2, outputs=("sum",))
+    while world.act("right.0"):
+        pass
+    assert world.ends[0][0] == 2
+    world.run()
+    assert [uid for uid, _ in world.ends] == [2, 1]
+
+
 def test_a_replica_that_does_not_become_ready_is_killed():
     world = World(restarts=1)
     world.kill("talker.0")
@@ -301,6 +347,8 @@ WANTED = (("text",), ("sum",), ("text", "left", "sum"), ("left",))
     media=st.booleans(),
     restarts=st.integers(0, 3),
     retry=st.integers(0, 2),
+    max_batch=st.integers(1, 2),
+    max_queue=st.one_of(st.none(), st.integers(0, 2)),
 )
 def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, media, **more):
     world = World(DIAMOND, DIAMOND_OUTPUTS, media=media, **more)
@@ -340,3 +388,5 @@ def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, med
     for port in world.ports.values():
         assert not port.held
     assert world.retired == world.over
+    for stage in world.orchestrator.replicas.stages:
+        assert not world.orchestrator.replicas.waiting(stage)

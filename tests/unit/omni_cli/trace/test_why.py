@@ -4,11 +4,14 @@ import pytest
 
 from omni_cli.runtime.events import CONTROL, ProcessDead, StageSubmitted
 from omni_cli.runtime.lifecycle import OUTPUT_ENDED, REQUEST_ENDED
+from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.show import growth
 from omni_cli.trace.split import levels, split
 from omni_cli.trace.summary import RequestSummary, StageSpan, summarise
-from omni_cli.trace.why import ending, moment
+from omni_cli.trace.why import LastHeard, ending, moment
 from tests.trace.scenarios import SCENARIOS
+from tests.trace.simulated_run import SimulatedRun
+from tests.unit.omni_cli.runtime.simulation import LINE, LINE_OUTPUTS
 
 SEED = 3  # one with which the request is still there when it is cancelled, and when a process is killed
 STATES = {
@@ -72,6 +75,26 @@ def test_a_stage_without_a_process_is_named():
     dead = ProcessDead(t_ns=trace[cut - 1].event.t_ns, process="talker.0", expected=False, cause="killed")
     state = moment([*trace[:cut], replace(trace[cut], source=CONTROL, event=dead)], "r1", None)
     assert "No process of talker is alive" in state.why(state.find("r1"))
+
+
+def test_a_request_that_waits_to_be_run_again_says_so():
+    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=False, seed=SEED, restarts=1, retry=1)
+    run.admit(1)
+    run.kill("thinker.0")
+    trace = [TraceEvent(source=source, ordinal=n, event=event) for n, (source, event) in enumerate(run.events)]
+    state = moment(trace, "r1", None)
+    said = state.why(state.find("r1"))
+    assert "thinker.0 has died with it. No process of thinker is alive; it waits for one to be started again." in said
+    assert "It is run again as soon as there is a place for it" in said
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_nothing_is_kept_of_requests_that_have_ended(name):
+    heard = LastHeard()
+    for line in SCENARIOS[name](SEED):
+        heard(line.source, line.event)
+        assert not any(CONTROL in places for places in heard.at.values())
+    assert heard.at == {}
 
 
 @pytest.mark.parametrize(
