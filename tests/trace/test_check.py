@@ -25,7 +25,7 @@ from stages.events import StageFinished
 from tests.trace.mutations import KINDS, is_decision, mutate, only_ordinals_show, renumber
 from tests.trace.scenarios import IMAGE, SCENARIOS
 from tests.trace.simulated_run import SimulatedRun, TraceOfPlan
-from tests.unit.omni_cli.runtime.simulation import DIAMOND, DIAMOND_OUTPUTS
+from tests.unit.omni_cli.runtime.simulation import DIAMOND, DIAMOND_OUTPUTS, LINE, LINE_OUTPUTS
 
 everything = pytest.mark.parametrize("scenario", SCENARIOS)
 
@@ -153,6 +153,21 @@ def test_whatever_happens_the_trace_is_clean(actions, media, **more):
             run.kill(process)
         elif what == "start":
             run.start(well=number > 1, final=number == 0)
+    written = Checked(run.finish())
+    assert Replay(run.plan, written).run() == []
+    assert written.findings == []
+
+
+def test_a_request_may_be_cancelled_while_it_waits_to_be_run_again_and_a_later_one_come_before_the_restart():
+    run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=1, restarts=3, retry=1)
+    run.admit(1)
+    run.kill("thinker.0")
+    run.cancel(1)
+    run.start()
+    run.act("thinker.0")
+    run.kill("thinker.0")  # it starts in a second
+    run.now += 500_000_000
+    run.admit(2)
     written = Checked(run.finish())
     assert Replay(run.plan, written).run() == []
     assert written.findings == []
