@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.cli import check_trace, environment, leaves_nothing, omni, started_here
+from tests.integration.cli import check_trace, environment, leaves_nothing, omni, started_here, wait_for
 
 HELLO = ("run", "recipe=synthetic", "--prompt", "hello there")
 STAGES = ("thinker.0", "talker.0", "code2wav.0")
@@ -131,4 +131,4 @@ def test_a_terminal_shows_lines_of_the_log_whole(tmp_path):
     for stage in STAGES:
         assert any(line.startswith(f"{stage} is ready after ") for line in screen), screen
     assert any(line.startswith("3/3 requests | ") for line in screen)
-    assert started_here() == set()
+    wait_for(lambda: not started_here(), "the end of every process", 3)
