@@ -104,13 +104,13 @@ def _data(
         torch.tensor(values)[None, :, None, None]
         for values in (autoencoder.config.latents_mean, autoencoder.config.latents_std)
     )
-    packed = []
+    packed, pack = [], layout.pipeline()._pack_latents
     with torch.no_grad():
         for start in range(0, count, 256):
             pixels = painter.paint(scenes[start : start + 256], generator)
             found = autoencoder.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
             scaled = (found - mean.to(found)) / deviation.to(found)
-            packed.append(layout.pipeline()._pack_latents(scaled, *scaled.shape).bfloat16())
+            packed.append(pack(scaled, *scaled.shape).bfloat16())
     device = str(packed[0].device)
     texts = [vary(chance, scene, drawings) for scene in scenes]
     return torch.cat(packed), *_texts(tokenizer, texts, None, device)

@@ -3,16 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-_SCHEDULER = {
-    "base_image_seq_len": 256,
-    "base_shift": 0.5,
-    "max_image_seq_len": 8192,
-    "max_shift": 0.9,
-    "num_train_timesteps": 1000,
-    "shift": 1.0,
-    "time_shift_type": "exponential",
-    "use_dynamic_shifting": True,
-}
+from stages.models.qwen_image.tiny import SCHEDULER, TOKENS
+
 _WIDTH = 160
 _TRANSFORMER = {
     "num_layers": 6,
@@ -43,7 +35,6 @@ _VISION = {
     "out_hidden_size": _WIDTH,
     "fullatt_block_indexes": [0],
 }
-_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 _VOCABULARY = 1400
 
 
@@ -78,7 +69,7 @@ def tokenizer(text: Sequence[str]) -> Any:
     from transformers import Qwen2Tokenizer
 
     template = pipeline().prompt_template_encode
-    empty = Qwen2Tokenizer(extra_special_tokens=_SPECIALS)
+    empty = Qwen2Tokenizer(extra_special_tokens=TOKENS)
     trained = empty.train_new_from_iterator(
         [[template.format("")] * 5000, list(text)], vocab_size=_VOCABULARY, show_progress=False
     )
@@ -93,4 +84,4 @@ def pipeline(**parts: Any) -> Any:
     from diffusers import FlowMatchEulerDiscreteScheduler, QwenImagePipeline
 
     names = ("vae", "text_encoder", "tokenizer", "transformer")
-    return QwenImagePipeline(scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER), **dict.fromkeys(names) | parts)
+    return QwenImagePipeline(scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER), **dict.fromkeys(names) | parts)

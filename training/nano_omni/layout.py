@@ -117,11 +117,12 @@ def tokenizer(text: Sequence[str]) -> Any:
     """Byte-level BPE over `text`; the role names are one token each, as the talker's prompt needs them."""
     from transformers import Qwen2Tokenizer
 
-    roles = " ".join(("system", "user", "assistant"))
     empty = Qwen2Tokenizer(extra_special_tokens=list(tiny_tokenizer.SPECIAL_TOKENS))
-    headers = ["system\nuser\nassistant\n"] * 20 * len(text)
-    trained = empty.train_new_from_iterator([headers[:5000], list(text)], vocab_size=_VOCABULARY, show_progress=False)
-    for role in roles.split():
+    roles = ("system", "user", "assistant")
+    trained = empty.train_new_from_iterator(
+        [["\n".join(roles) + "\n"] * 5000, list(text)], vocab_size=_VOCABULARY, show_progress=False
+    )
+    for role in roles:
         if len(trained.tokenize(role)) != 1:
             raise ValueError(f"{role!r} is {trained.tokenize(role)}, not one token")
     return trained

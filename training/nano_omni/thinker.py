@@ -112,7 +112,6 @@ class Thinker(torch.nn.Module):
         self.spelling = torch.nn.Linear(text.hidden_size, text.vocab_size + 1)  # the last class: nothing new
         self._window = module.config.audio_config.n_window
         self._tower: Any = None
-        module.model.audio_tower.register_forward_hook(self._keep)
 
     def _keep(self, tower: Any, given: Any, found: Any) -> None:
         self._tower = found.last_hidden_state
@@ -133,9 +132,14 @@ class Thinker(torch.nn.Module):
             tokens = [heard_tokens(frames, self._window) for frames in mask.sum(1).tolist()]
         batch = writer.batch(dialogues, tokens, self.side)
         batch = Batch(**{name: getattr(batch, name).to(device, non_blocking=True) for name in Batch.__slots__})
-        found = self.module(
-            input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.places, use_cache=False, **fields
-        )
+        # Only for this call: the module is kept, and nothing of the training with it.
+        hook = self.module.model.audio_tower.register_forward_hook(self._keep)
+        try:
+            found = self.module(
+                input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.places, use_cache=False, **fields
+            )
+        finally:
+            hook.remove()
         return found.logits, batch, tokens
 
     def loss(self, writer: Writer, dialogues: Sequence[Dialogue], media: Any) -> Any:

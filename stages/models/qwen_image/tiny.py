@@ -16,7 +16,7 @@ SEED = 20_240_804
 _VERSION = 1
 
 # As published, but for `shift_terminal` (0.02 there), which makes nothing of a single step.
-_SCHEDULER = {
+SCHEDULER = {
     "base_image_seq_len": 256,
     "base_shift": 0.5,
     "max_image_seq_len": 8192,
@@ -34,7 +34,7 @@ _TRANSFORMER: dict[str, Any] = {
     "axes_dims_rope": [8, 12, 12],
 }
 _VAE: dict[str, Any] = {"base_dim": 8, "z_dim": 16, "dim_mult": [1, 1, 2, 2], "num_res_blocks": 1}
-_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 _VOCABULARY = 512
 _TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -60,7 +60,7 @@ _TEXT_GAIN = 3.0  # of the projections through which a picture attends to its pr
 # What a request is given that leaves it open: with the published defaults the tiny model would draw for minutes.
 DEFAULTS = {"width": 128, "height": 128, "steps": 8}
 NAME = folder_name(
-    "qwen_image", _VERSION, SEED, _SCHEDULER, _TRANSFORMER, _VAE, _TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS
+    "qwen_image", _VERSION, SEED, SCHEDULER, _TRANSFORMER, _VAE, TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS
 )
 
 
@@ -75,7 +75,7 @@ def write(folder: Path) -> None:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     pipeline = QwenImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(**_SCHEDULER),
+        scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
         vae=AutoencoderKLQwenImage(**_VAE),
         text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=_TEXT, vision_config=_VISION)),
         tokenizer=None,
@@ -92,7 +92,7 @@ def _tokenizer(template: str) -> Any:
     so that as many of them are dropped as there are before the prompt."""
     from transformers import Qwen2Tokenizer
 
-    empty = Qwen2Tokenizer(extra_special_tokens=_TOKENS)
+    empty = Qwen2Tokenizer(extra_special_tokens=TOKENS)
     return empty.train_new_from_iterator([[template] * 2], vocab_size=_VOCABULARY - 8, show_progress=False)
 
 
