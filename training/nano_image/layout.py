@@ -7,7 +7,7 @@ from stages.models.qwen_image.tiny import SCHEDULER, TOKENS
 
 _WIDTH = 160
 _TRANSFORMER = {
-    "num_layers": 6,
+    "num_layers": 5,
     "num_attention_heads": 5,
     "attention_head_dim": 32,
     "joint_attention_dim": _WIDTH,
