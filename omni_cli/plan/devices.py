@@ -55,6 +55,9 @@ class Inventory:
         return next((why for a, b, why in self.unreachable if (a, b) == (reader, device)), "")
 
 
+_P2P_READ = 0  # nvmlGpuP2PCapsIndex_t; the Python binding has a tuple of its name
+
+
 def _nvml() -> Any:
     import pynvml
 
@@ -124,7 +127,7 @@ def _inventory(library: Any, chosen: Mapping[str, Any], note: str) -> Inventory:
 
 def _no_peer_access(library: Any, reader: Any, device: Any) -> str:
     try:
-        status = library.nvmlDeviceGetP2PStatus(reader, device, library.NVML_P2P_CAPS_INDEX_READ)
+        status = library.nvmlDeviceGetP2PStatus(reader, device, _P2P_READ)
     except library.NVMLError as error:
         return f"NVML says {error}"
     if status == library.NVML_P2P_STATUS_OK:
