@@ -34,8 +34,8 @@ class DeviceBytes(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def to_host(self) -> memoryview:
-        """A copy in host memory."""
+    def read(self, target: memoryview) -> None:
+        """Copies them into as many bytes of host memory; returns when that is done."""
         ...
 
     def fill(self, target: Any) -> None:
@@ -89,9 +89,12 @@ class Tensor:
     def nbytes(self) -> int:
         return self.data.nbytes if self.on_device is None else self.on_device.nbytes
 
-    def host(self) -> memoryview:
-        """The bytes in host memory, copied there if they lie on a device."""
-        return self.data if self.on_device is None else self.on_device.to_host()
+    def copy_to(self, target: memoryview) -> None:
+        """Copies the bytes, from wherever they lie, into as many of host memory, by no way round."""
+        if self.on_device is None:
+            target[:] = self.data
+        elif target.nbytes:
+            self.on_device.read(target)
 
     def release(self) -> None:
         """Ends the view. Raises BufferError if somebody has made another one of it."""

@@ -52,7 +52,7 @@ class DeviceMemory(Protocol):
         """Queues a copy behind all that the stage has queued so far."""
         ...
 
-    def read(self, source: int, target: bytearray) -> None:
+    def read(self, source: int, target: memoryview) -> None:
         """Fills host memory; returns when that is done."""
         ...
 
@@ -73,10 +73,9 @@ class DeviceBlock:
     def device(self) -> str:
         return self.memory.device
 
-    def to_host(self) -> memoryview:
-        data = bytearray(self._size())
-        self.memory.read(self.address, data)
-        return memoryview(data)
+    def read(self, target: memoryview) -> None:
+        self._size()
+        self.memory.read(self.address, target)
 
     def fill(self, target: Any) -> None:
         self.memory.copy(target.data_ptr(), self.address, self._size())
@@ -139,7 +138,7 @@ class CudaMemory:
         arguments = ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(nbytes)
         self._call("cuMemcpyDtoDAsync_v2", *arguments, ctypes.c_void_p(_DEFAULT_STREAM))
 
-    def read(self, source: int, target: bytearray) -> None:
+    def read(self, source: int, target: memoryview) -> None:
         host = ctypes.addressof(ctypes.c_char.from_buffer(target))
         self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(host), ctypes.c_uint64(source), ctypes.c_size_t(len(target)))
 

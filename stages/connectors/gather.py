@@ -17,11 +17,11 @@ class Gathered:
     device_nbytes: int = 0
     device_chunks: tuple[tuple[int, DeviceBytes], ...] = ()
 
-    def fill(self, target: memoryview | bytearray, start: int = 0) -> None:
+    def fill(self, target: memoryview, start: int = 0) -> None:
         """Copies `nbytes` from `start` on. What is to stay on a device is not copied, what lies there else is."""
         for offset, tensor in self.chunks:
             begin = start + offset
-            target[begin : begin + tensor.nbytes] = tensor.host()
+            tensor.copy_to(target[begin : begin + tensor.nbytes])
 
 
 def gather(pieces: Sequence[Payload], *, on_device: bool = False) -> Gathered:

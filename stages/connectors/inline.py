@@ -29,7 +29,7 @@ class InlineWriter:
                 f"set {self._key}=shm"
             )
         data = bytearray(gathered.nbytes)
-        gathered.fill(data)
+        gathered.fill(memoryview(data))
         ref = PayloadRef(tensors=gathered.tensors, meta=gathered.meta, nbytes=gathered.nbytes, inline=bytes(data))
         return ref, None
 

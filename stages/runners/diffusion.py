@@ -150,7 +150,7 @@ class DiffusionRunner:
         if producer == REQUEST:
             self._take_pixels(picture, payload)
             return
-        tensors = {name: tensor.to(self._device) for name, tensor in read_all(payload).items()}
+        tensors = read_all(payload, self._device)
         picture.warnings += (str(value) for name, value in payload.meta if name == _WARNING)
         picture.prompt_tokens = next((int(value) for name, value in payload.meta if name == _PROMPT_TOKENS), 0)
         if _LATENTS in tensors:

@@ -138,7 +138,7 @@ def _take(spec: StageSpec, work: Handover, inbox: Inbox, outbox: Outbox) -> None
             uid, got = command.message.uid, list[StageEvent]()
             try:
                 (tensor,) = reader.get(ref).tensors
-                copy = from_payload(tensor).to(device)
+                copy = from_payload(tensor, device)
                 _wait(device)
                 got.append(MessageGot(uid=uid, t_ns=time.monotonic_ns(), producer=edge.producer, seq=0))
                 tensor.release()

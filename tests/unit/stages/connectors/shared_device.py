@@ -55,7 +55,7 @@ class SharedDevice:
     def copy(self, target: int, source: int, nbytes: int) -> None:
         self._queue.append(lambda: ctypes.memmove(target, source, nbytes))
 
-    def read(self, source: int, target: bytearray) -> None:
+    def read(self, source: int, target: memoryview) -> None:
         self.wait()
         target[:] = ctypes.string_at(source, len(target))
 

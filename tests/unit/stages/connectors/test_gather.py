@@ -18,7 +18,7 @@ def tensor(name, values, *trailing):
 
 def filled(gathered):
     buffer = bytearray(gathered.nbytes)
-    gathered.fill(buffer)
+    gathered.fill(memoryview(buffer))
     return {
         spec.name: (spec.shape, list(memoryview(buffer)[spec.offset : spec.offset + spec.nbytes].cast("i")))
         for spec in gathered.tensors
