@@ -107,7 +107,7 @@ class Dispatcher:
     def run_again(self, uid: int, stage: str) -> None:
         """A request that a dead replica had waits as if the stage had not had it yet: for `unpark`, `enter_waiting`."""
         flight = self._flights[uid]
-        flight.parked[stage] = flight.given.pop(stage, [])
+        flight.parked[stage] = self._retries.take(uid, stage)
         self._books.replicas.wait(stage, uid)
         if stage in flight.route.entries:
             self._waiting = deque(sorted({uid, *self._waiting}))

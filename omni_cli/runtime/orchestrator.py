@@ -339,7 +339,8 @@ class Orchestrator:
         for stage in self._flights[uid].parked:
             self._replicas.release(stage, uid)
         self._flights[uid].parked.clear()
-        self._flights[uid].given.clear()
+        for stage in tuple(self._flights[uid].given):
+            self._retries.take(uid, stage)
         for holding in self._ledger.live():
             if holding.uid == uid and holding.state is Lease.HELD:
                 self._drop(uid, holding.lease)

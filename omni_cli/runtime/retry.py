@@ -3,13 +3,13 @@
 It must not submit them itself.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.books import Books
 from omni_cli.runtime.flight import Flight
 from omni_cli.runtime.stage_pool import NoReplica
-from stages.lease import Lease
 from stages.messages import REQUEST, StreamMessage
 
 
@@ -25,24 +25,40 @@ class Retries:
         self._books = books
         self._flights = flights
         self._unfit = {stage.name: _unfit(plan, stage.name) for stage in plan.stages}
+        self._slots: Counter[tuple[str, str, int]] = Counter()  # kept, by consumer and life of the producer: a ring
+        self._bytes: Counter[tuple[str, str, int]] = Counter()
 
     def keep(self, uid: int, message: StreamMessage) -> bool:
         """To be called when a message is given to its consumer; True if its lease is to outlive the reading."""
         if message.producer == REQUEST or self._unfit[message.consumer] is not None:
             return False
-        if message.lease is not None and not self._has_room(message, message.lease):
+        self._count(message, 1)
+        if not self._has_room(message):
+            self._count(message, -1)
             self._flights[uid].crowded.add(message.consumer)
             return False
         self._flights[uid].given.setdefault(message.consumer, []).append(message)
         return message.lease is not None
 
-    def _has_room(self, message: StreamMessage, lease: Lease) -> bool:
+    def _has_room(self, message: StreamMessage) -> bool:
+        if message.lease is None:
+            return True
         (edge,) = (e for e in self._plan.stage(message.consumer).inputs if e.producer == message.producer)
-        others = (other for flight in self._flights.values() for other in flight.given.get(message.consumer, ()))
-        ring = (lease.owner, lease.generation)
-        kept = [message, *(m for m in others if m.lease is not None and (m.lease.owner, m.lease.generation) == ring)]
-        nbytes = sum(each.ref.nbytes for each in kept if each.ref is not None)
-        return 2 * len(kept) <= edge.slots and 2 * nbytes <= edge.ring_bytes
+        ring = message.consumer, message.lease.owner, message.lease.generation
+        return 2 * self._slots[ring] <= edge.slots and 2 * self._bytes[ring] <= edge.ring_bytes
+
+    def _count(self, message: StreamMessage, times: int) -> None:
+        if message.lease is not None and message.ref is not None:
+            ring = message.consumer, message.lease.owner, message.lease.generation
+            self._slots[ring] += times
+            self._bytes[ring] += times * message.ref.nbytes
+
+    def take(self, uid: int, stage: str) -> list[StreamMessage]:
+        """What the stage can be given again. It is not kept any more, and nothing of it is dropped."""
+        taken = self._flights[uid].given.pop(stage, [])
+        for message in taken:
+            self._count(message, -1)
+        return taken
 
     def needs(self, uid: int, stage: str) -> bool:
         """Whether what the stage has read is kept for it."""
@@ -54,8 +70,7 @@ class Retries:
 
     def let_go(self, uid: int, stage: str) -> None:
         """The stage has handed something on, or has ended: it will not be run again."""
-        flight = self._flights.get(uid)
-        for message in flight.given.pop(stage, ()) if flight is not None else ():
+        for message in self.take(uid, stage) if self.needs(uid, stage) else ():
             if message.lease is not None and self._books.ledger.is_held(message.lease):
                 self._books.drop(uid, message.lease)
 

@@ -166,21 +166,22 @@ def test_a_request_is_run_again_from_its_input_until_something_is_handed_on(repl
 
 @pytest.mark.parametrize(("nbytes", "kept"), [(0, 4), (1 << 18, 2)])
 def test_no_more_than_half_of_a_ring_is_kept_and_what_has_no_room_is_not_run_again(monkeypatch, nbytes, kept):
-    """The ring of thinker.0 has 8 slots and 1 MiB."""
+    """The ring of thinker.0 has 8 slots and 1 MiB; once all have ended, all of it is free again."""
     monkeypatch.setattr(SimStage, "nbytes", nbytes)
-    world = World(restarts=1, retry=1)
-    for uid in range(1, 7):
-        world.admit(uid)
-        while world.act("thinker.0"):
-            pass
-        while world.stages["talker.0"].inbox:
-            world.act("talker.0", -1)  # reads, and works on none of them
-        while world.act("thinker.0"):
-            pass
-        assert len(world.stages["thinker.0"].held) == min(uid, kept)
-    world.kill("talker.0")
-    world.run()
-    assert [world.outcome(uid) for uid in range(1, 7)] == ["finished"] * kept + ["failed"] * (6 - kept)
+    world = World(restarts=2, retry=1)
+    for uids in (range(1, 7), range(7, 13)):
+        for number, uid in enumerate(uids, 1):
+            world.admit(uid)
+            while world.act("thinker.0"):
+                pass
+            while world.stages["talker.0"].inbox:
+                world.act("talker.0", -1)  # reads, and works on none of them
+            while world.act("thinker.0"):
+                pass
+            assert len(world.stages["thinker.0"].held) == min(number, kept)
+        world.kill("talker.0")
+        world.run()
+        assert [world.outcome(uid) for uid in uids] == ["finished"] * kept + ["failed"] * (6 - kept)
     for failed in kinds(world, RequestFailed):
         assert failed.error.message.endswith(
             "(not run again: its ring had no room to keep its input: raise k.ring_bytes, or slots)"
