@@ -4,7 +4,7 @@ Does not step: what follows from a prediction is the runner's.
 """
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -56,7 +56,7 @@ class Predictor:
         self._joined = joined
         self._backend = backend
         self._counters: dict[str, int] = {}
-        self._compiled = 0
+        self._compiled: int | None = None  # codes; None before the end of the warm-up
         self._cache: StepCache | None = None
         self._second: ThreadPoolExecutor | None = None
         self.compiles = False
@@ -104,7 +104,7 @@ class Predictor:
         self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
         if self._cache is not None:
             self._counters["forwards_skipped"] = self._cache.skipped - skipped
-        if self.compiles and compiled() > self._compiled:
+        if self._compiled is not None and compiled() > self._compiled:
             self._counters["compiled"] = compiled() - self._compiled
             self._compiled = compiled()
         against = iter(rows[len(moments) :, None])
@@ -141,6 +141,8 @@ class Predictor:
         # Copied before the first device gets its work, behind which they would wait.
         theirs = [_moved(batch) for batch in batches if batch.side]
         later = self._second.submit(self._elsewhere, theirs)
+        if self.compiles and self._compiled is None:
+            wait([later])  # while one thread compiles, another may not call compiled code
         mine = [self._forward(batch) for batch in batches if not batch.side]
         return torch.cat([*mine, *(rows.to(mine[0].device) for rows in later.result())])
 

@@ -22,6 +22,7 @@ from diffusers import attention_backend
 from diffusers.models.transformers.transformer_qwenimage import QwenDoubleStreamAttnProcessor2_0
 
 from stages.config import ModelSpec, StageTuning
+from stages.connectors import inline
 from stages.models import qwen_image
 from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
@@ -46,6 +47,7 @@ class Shared(QwenImageStepper):
 
 class Measurement:
     def __init__(self, arguments: argparse.Namespace) -> None:
+        inline.INLINE_MAX_BYTES = 1 << 30  # pictures stay within this process
         self.small = arguments.tiny
         self.folder = built_once(Path(arguments.cache), tiny.NAME, tiny.write) if self.small else PUBLISHED
         self.gpus = () if self.small else tuple(str(index) for index in range(torch.cuda.device_count()))

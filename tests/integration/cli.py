@@ -76,7 +76,8 @@ def environment(**extra: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_")}
     kept["OMNI_SHM_DIR"] = SHM_DIR
     tag, _, value = TAG.partition("=")
-    return {**kept, tag: value, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "120", **extra}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    return {**kept, tag: value, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "120", **extra}
 
 
 def omni(*words: str, cwd: Path, stdin: bytes = b"", env: dict[str, str] | None = None, limit_s: float = 120) -> Ended:
