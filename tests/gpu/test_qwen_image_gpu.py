@@ -9,7 +9,7 @@ from omni_cli.plan.devices import visible_devices
 from stages.config import StageTuning
 from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
-from stages.models.qwen_image.attention import joint_attention
+from stages.models.qwen_image.attention import _ready, joint_attention
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
 COUNT = len(visible_devices())
@@ -42,16 +42,24 @@ def test_two_gpus_draw_what_two_forwards_on_one_draw(folder, compile_):
 
 def test_texts_of_unequal_lengths_are_attended_by_flash_kernels():
     generator = torch.Generator("cuda").manual_seed(0)
+    sizes = {"generator": generator, "device": "cuda"}
     texts, pictures = (
-        [torch.randn(3, tokens, 4, 128, generator=generator, device="cuda", dtype=torch.bfloat16) for _ in "qkv"]
-        for tokens in (40, 256)
+        [torch.randn(3, tokens, 4, 128, dtype=torch.bfloat16, **sizes) for _ in "qkv"] for tokens in (40, 256)
     )
+    norms = [torch.rand(128, dtype=torch.bfloat16, **sizes) + 0.5 for _ in range(4)]
+    angles = [torch.randn(tokens, 64, **sizes) for tokens in (40, 256)]
+    places = [torch.polar(torch.ones_like(angle), angle) for angle in angles]
     lengths = torch.tensor([40, 7, 40])
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which refuses a mask
-        found = joint_attention(texts, pictures, lengths).float()
-    query, key, value = (torch.cat(pair, dim=1).float().transpose(1, 2) for pair in zip(texts, pictures, strict=True))
+        told, shown = joint_attention(texts, pictures, norms, places, 1e-6, lengths)
+    ready = [
+        _ready([each.float() for each in heads], [norm.float() for norm in own], turns, 1e-6)
+        for heads, own, turns in ((texts, norms[:2], places[0]), (pictures, norms[2:], places[1]))
+    ]
+    query, key, value = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(*ready, strict=True))
     real = torch.ones(3, 296, dtype=torch.bool, device="cuda")
     real[1, 7:40] = False
     exact = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
+    found = torch.cat([told, shown], dim=1).float()
     torch.testing.assert_close(found[real], exact.transpose(1, 2)[real], rtol=0, atol=2e-2)
     assert not found[~real].any()

@@ -12,42 +12,64 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_qwenimage import apply_rotary_emb_qwen
 
 
-def _joint(texts: list[torch.Tensor], pictures: list[torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
-    """Query, key and value of the texts [rows, tokens, heads, features] and of the pictures behind them; `lengths`
-    [rows] on the CPU, as the host decides by them. Returns [rows, tokens of both, heads, features], 0 for padding.
+def _joint(
+    texts: list[torch.Tensor],
+    pictures: list[torch.Tensor],
+    norms: list[torch.Tensor],
+    places: list[torch.Tensor],
+    eps: float,
+    lengths: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What texts and pictures attend to, each [rows, tokens, heads, features], 0 for padding. Of either stream come
+    query, key and value in that shape; the first two are normed by `norms` [features], two of texts and two of
+    pictures, and rotated by complex `places` [tokens, features / 2]. `lengths` [rows] of the texts are on the CPU, as
+    the host decides by them.
 
     An operation of its own, so that compiled blocks stay whole and no length is compiled in.
     """
-    (rows, tokens, *_), runs = texts[0].shape, [(length, len(list(same))) for length, same in groupby(lengths.tolist())]
-    if runs == [(tokens, rows)]:
-        return _attend(texts, pictures)
-    joint = _joint_shape(texts, pictures, lengths).zero_()
+    if not texts[0].is_cuda:
+        texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
+    told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
     end = 0
-    for length, count in runs:
-        run, end = slice(end, end + count), end + count
-        found = _attend([each[run, :length] for each in texts], [each[run] for each in pictures])
-        joint[run, :length], joint[run, tokens:] = found[:, :length], found[:, length:]
-    return joint
+    for length, same in groupby(lengths.tolist()):
+        run = slice(end, end + len(list(same)))
+        end = run.stop
+        of_texts, of_pictures = [each[run, :length] for each in texts], [each[run] for each in pictures]
+        if texts[0].is_cuda:
+            # Triton is not on every machine.
+            from stages.kernels.cuda.joint import join_heads
+
+            joint = list(join_heads(of_texts, of_pictures, norms, places, eps))
+        else:
+            joint = [torch.cat(pair, dim=1) for pair in zip(of_texts, of_pictures, strict=True)]
+        found = dispatch_attention_fn(*joint)
+        told[run, :length], shown[run] = found[:, :length], found[:, length:]
+    return told, shown
 
 
-def _joint_shape(texts: list[torch.Tensor], pictures: list[torch.Tensor], lengths: torch.Tensor) -> torch.Tensor:
-    rows, tokens, heads, features = texts[0].shape
-    return texts[0].new_empty(rows, tokens + pictures[0].shape[1], heads, features)
+def _ready(
+    heads: list[torch.Tensor], norms: list[torch.Tensor], places: torch.Tensor, eps: float
+) -> list[torch.Tensor]:
+    """With the arithmetic of diffusers' RMSNorm and of its rotation."""
+    *turned, value = heads
+    for at, norm in enumerate(norms):
+        root = torch.rsqrt(turned[at].float().pow(2).mean(-1, keepdim=True) + eps)
+        normed = (turned[at] * root).to(norm.dtype) * norm
+        turned[at] = apply_rotary_emb_qwen(normed, places, use_real=False)
+    return [*turned, value]
+
+
+def _like(texts: list[torch.Tensor], pictures: list[torch.Tensor], *_: object) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(texts[0]), torch.empty_like(pictures[0])
 
 
 joint_attention = torch.library.custom_op("omni::joint_attention", _joint, mutates_args=())
-joint_attention.register_fake(_joint_shape)
-
-
-def _attend(texts: list[torch.Tensor], pictures: list[torch.Tensor]) -> torch.Tensor:
-    query, key, value = (torch.cat(pair, dim=1) for pair in zip(texts, pictures, strict=True))
-    joint: torch.Tensor = dispatch_attention_fn(query, key, value)
-    return joint.contiguous()
+joint_attention.register_fake(_like)
 
 
 class JointAttention:
     """An attention processor with the arithmetic of QwenDoubleStreamAttnProcessor2_0 (diffusers 0.42), for texts that
-    are padded on the right: `text_lengths` [rows] on the CPU say how far each goes."""
+    are padded on the right: `text_lengths` [rows] on the CPU say how far each goes. On a GPU it rounds less often."""
 
     def __call__(
         self,
@@ -63,31 +85,14 @@ class JointAttention:
         masked = encoder_hidden_states_mask is not None or attention_mask is not None
         if masked or text_lengths is None:
             raise ValueError("this attention takes the lengths of the texts (text_lengths), not a mask")
-        picture_places, text_places = image_rotary_emb
-        of_pictures = (attn.to_q, attn.norm_q), (attn.to_k, attn.norm_k), (attn.to_v, None)
-        of_texts = (attn.add_q_proj, attn.norm_added_q), (attn.add_k_proj, attn.norm_added_k), (attn.add_v_proj, None)
-        pictures = _projected(hidden_states, attn.heads, picture_places, of_pictures)
-        texts = _projected(encoder_hidden_states, attn.heads, text_places, of_texts)
-        joint = joint_attention(texts, pictures, text_lengths).flatten(2)
-        told, shown = joint.split([encoder_hidden_states.shape[1], hidden_states.shape[1]], dim=1)
-        return attn.to_out[0](shown.contiguous()), attn.to_add_out(told.contiguous())
-
-
-def _projected(
-    stream: torch.Tensor, heads: int, places: torch.Tensor, layers: tuple[tuple[Any, Any], ...]
-) -> list[torch.Tensor]:
-    """Query, key and value, each [rows, tokens, heads, features]; those with a norm are rotated behind it."""
-    split = ((layer(stream).unflatten(-1, (heads, -1)), norm) for layer, norm in layers)
-    return [each if norm is None else _rotated(norm(each), places) for each, norm in split]
-
-
-def _rotated(heads: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    """[rows, tokens, heads, features], rotated by complex [tokens, features / 2]. Compiled code has no complex numbers:
-    there the same in real ones."""
-    if not torch.compiler.is_compiling():
-        rotated: torch.Tensor = apply_rotary_emb_qwen(heads, places, use_real=False)
-        return rotated
-    real, imaginary = heads.float().unflatten(-1, (-1, 2)).unbind(-1)
-    cosine, sine = places.real[:, None], places.imag[:, None]
-    turned = torch.stack([real * cosine - imaginary * sine, real * sine + imaginary * cosine], dim=-1)
-    return turned.flatten(-2).type_as(heads)
+        of_pictures, of_texts = (attn.to_q, attn.to_k, attn.to_v), (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+        norms = attn.norm_added_q, attn.norm_added_k, attn.norm_q, attn.norm_k
+        told, shown = joint_attention(
+            [layer(encoder_hidden_states).unflatten(-1, (attn.heads, -1)) for layer in of_texts],
+            [layer(hidden_states).unflatten(-1, (attn.heads, -1)) for layer in of_pictures],
+            [norm.weight for norm in norms],
+            list(reversed(image_rotary_emb)),
+            norms[0].eps,
+            text_lengths,
+        )
+        return attn.to_out[0](shown.flatten(2)), attn.to_add_out(told.flatten(2))
