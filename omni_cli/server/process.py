@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -9,6 +10,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import uvicorn
 
@@ -17,7 +19,7 @@ from omni_cli.config.files import shown
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.config.schema import ServeConfig
 from omni_cli.console import logging_to
-from omni_cli.errors import PlanError
+from omni_cli.errors import PlanError, reason
 from omni_cli.launch.launcher import LocalLauncher
 from omni_cli.launch.lifetime import lifetime
 from omni_cli.launch.running import RunningStages
@@ -43,6 +45,7 @@ from omni_cli.trace.why import LastHeard
 log = logging.getLogger("omni.server")
 
 _LAST_WORDS_S = 2.0  # for telling clients that the server ends
+_ACCEPT_AGAIN_S = 1.0  # asyncio's own pause where no descriptor is left for a connection
 
 SERVED = ("text", "audio", "image")
 
@@ -146,6 +149,7 @@ async def _serve(
             ws_max_size=serve.max_body_bytes, ws_per_message_deflate=False,
         ))  # fmt: skip
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(_Doorkeeper())
         stopping = asyncio.Event()
         host, port = listening.getsockname()[:2]
         log.info("serving %s on http://%s:%d", service.name, f"[{host}]" if ":" in host else host, port)
@@ -174,6 +178,23 @@ async def _drain(service: Service, limit_s: float) -> None:
 
 def _keys_of_environment() -> tuple[str, ...]:
     return tuple(key.strip() for key in os.environ.get(KEYS_VARIABLE, "").split(",") if key.strip())
+
+
+class _Doorkeeper:
+    """Handles what the loop meets by itself. Connections for which there is no descriptor wait in the system's queue,
+    as asyncio tries again every second; in one turn it fails as often as they may be many, and is told here each time.
+    """
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+            loop.default_exception_handler(context)
+        elif loop.time() >= self._next_s:
+            self._next_s = loop.time() + _ACCEPT_AGAIN_S
+            log.warning("a new connection has to wait: %s", reason(error))
 
 
 class _Server(uvicorn.Server):
