@@ -149,7 +149,7 @@ async def _serve(
             ws_max_size=serve.max_body_bytes, ws_per_message_deflate=False,
         ))  # fmt: skip
         loop = asyncio.get_running_loop()
-        loop.set_exception_handler(_Doorkeeper())
+        loop.set_exception_handler(_Doorkeeper(listening))
         stopping = asyncio.Event()
         host, port = listening.getsockname()[:2]
         log.info("serving %s on http://%s:%d", service.name, f"[{host}]" if ":" in host else host, port)
@@ -183,15 +183,18 @@ def _keys_of_environment() -> tuple[str, ...]:
 class _Doorkeeper:
     """Handles what the loop meets by itself. Connections for which there is no descriptor wait in the system's queue,
     as asyncio tries again every second; in one turn it fails as often as they may be many, and is told here each time.
+    So often it tries again as well, be the socket closed meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, listening: socket.socket) -> None:
+        self._listening = listening
         self._next_s = 0.0
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
-            loop.default_exception_handler(context)
+            if not (self._next_s and isinstance(error, ValueError) and self._listening.fileno() < 0):
+                loop.default_exception_handler(context)
         elif loop.time() >= self._next_s:
             self._next_s = loop.time() + _ACCEPT_AGAIN_S
             log.warning("a new connection has to wait: %s", reason(error))

@@ -195,7 +195,7 @@ def test_without_descriptors_a_connection_waits_and_the_log_says_what_helps(full
         lowest = min(set(range(len(used) + 1)) - used)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest + 2, limits[1]))
         address = ("127.0.0.1", full_talker.port)
-        clients = [held.enter_context(socket.create_connection(address)) for _ in range(6)]
+        clients = [held.enter_context(socket.create_connection(address)) for _ in range(3)]
         wait_for(lambda: "a new connection has to wait: Too many open files" in full_talker.log, "the warning")
         assert "raise `ulimit -n`" in full_talker.log
         assert first.post("/v1/chat/completions", json=hello).status_code == 200, "who is in goes on"
