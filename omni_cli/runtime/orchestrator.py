@@ -128,12 +128,12 @@ class Orchestrator:
 
     def admit(self, uid: int, request: OmniRequest) -> None:
         """Takes a valid request on; it enters its first stages with the next turns. `uid` is never used twice."""
-        media = bool(request.media.tensors)
+        media, now = bool(request.media.tensors), self._clock()
         route = self._router.route(frozenset(request.outputs), media)
         self._flights[uid] = Flight(request=request, route=route)
         self._emit(
             events.RequestAdmitted(
-                t_ns=self._clock(),
+                t_ns=now,
                 uid=uid,
                 request_id=request.request_id,
                 seed=request.seed,
@@ -145,7 +145,7 @@ class Orchestrator:
             )
         )
         if request.timeout_s is not None:
-            self._deadlines.set(uid, self._clock() + round(request.timeout_s * 1e9))
+            self._deadlines.set(uid, now + round(request.timeout_s * 1e9))
         self._dispatcher.admit(uid)
 
     def report(self, report: StepReport) -> None:
@@ -166,7 +166,7 @@ class Orchestrator:
 
     def died(self, process: str, cause: str) -> None:
         """A worker has died: its requests are run again or fail, what it was reading comes back, the others go on."""
-        stage = process.rpartition(".")[0]
+        stage, now = process.rpartition(".")[0], self._clock()
         self._books.forget_words(process)
         lost = [
             uid
@@ -174,10 +174,10 @@ class Orchestrator:
             if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
         ]
         lent = self._ledger.read_by(process)
-        self._emit(events.ProcessDead(t_ns=self._clock(), process=process, expected=False, cause=cause))
+        self._emit(events.ProcessDead(t_ns=now, process=process, expected=False, cause=cause))
         for holding in self._ledger.read_by(process):
             self._drop(holding.uid, holding.lease)
-        self._replicas.died(process, cause)
+        self._replicas.died(process, cause, now)
         for uid in lost:
             self._lose(uid, stage, f"{process}: {cause}")
         for holding in lent:
@@ -202,12 +202,11 @@ class Orchestrator:
 
     def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
         """The next life of a dead worker could not begin; `final`: nor will that of any other."""
+        now = self._clock()
         self._emit(
-            events.ProcessNotStarted(
-                t_ns=self._clock(), process=process, generation=generation, cause=cause, final=final
-            )
+            events.ProcessNotStarted(t_ns=now, process=process, generation=generation, cause=cause, final=final)
         )
-        self._replicas.not_started(process, generation, cause, final=final)
+        self._replicas.not_started(process, generation, cause, now, final=final)
         for stage in self._replicas.stages if final else (process.rpartition(".")[0],):
             self._dispatcher.unpark(stage)
 

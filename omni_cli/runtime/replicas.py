@@ -156,14 +156,15 @@ class Replicas:
 
     # lives
 
-    def died(self, process: str, cause: str) -> None:
-        """It is started again if its stage allows that, at once or after a while; `serves` knows whether."""
+    def died(self, process: str, cause: str, t_ns: int) -> None:
+        """It is started again if its stage allows that, at once or after a while; `serves` knows whether. `t_ns` is
+        the time that its death is recorded with, from which that while counts."""
         replica = self._replicas[process]
         self._move(replica, "dead")
         self._pools[replica.stage.name].lose(process)
         self._unread.add((process, replica.generation))
         self.retire_unread()
-        self._schedule(replica, cause)
+        self._schedule(replica, cause, t_ns)
 
     def started(self, process: str, generation: int) -> None:
         """The life that was ordered has a process; it has `startup_timeout_s` to become ready."""
@@ -172,8 +173,8 @@ class Replicas:
         replica.generation = generation
         self._set_due(replica, self._clock() + round(replica.stage.startup_timeout_s * 1e9))
 
-    def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
-        """The life that was ordered could not begin; `final`: no process is started any more."""
+    def not_started(self, process: str, generation: int, cause: str, t_ns: int, *, final: bool) -> None:
+        """The life that was ordered could not begin, at `t_ns`; `final`: no process is started any more."""
         replica = self._replicas[process]
         self._move(replica, "not started")
         replica.generation = generation
@@ -182,7 +183,7 @@ class Replicas:
         self._orders.append(Retire(process=process, generation=generation))
         for dead in self._replicas.values() if final else (replica,):
             if dead.state is Process.DEAD:
-                self._schedule(dead, cause if dead is replica else dead.cause)
+                self._schedule(dead, cause if dead is replica else dead.cause, t_ns)
 
     def ready(self, process: str) -> None:
         """The last life that was started has become ready; what else says so has been so since the run began."""
@@ -225,8 +226,8 @@ class Replicas:
             why = f"not ready {replica.stage.startup_timeout_s:g} s after its start"
             self._orders.append(Condemn(process=replica.process, why=why))
 
-    def _schedule(self, replica: Replica, cause: str) -> None:
-        now, stage = self._clock(), replica.stage
+    def _schedule(self, replica: Replica, cause: str, now: int) -> None:
+        stage = replica.stage
         replica.cause = cause
         window_ns = round(stage.restart_window_s * 1e9)
         replica.attempts_ns = [at for at in replica.attempts_ns if now - at < window_ns]

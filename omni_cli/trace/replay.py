@@ -42,7 +42,6 @@ from stages.lease import Lease
 from stages.messages import REQUEST
 from stages.payload import Payload, PayloadRef, Tensor
 
-TIMER_NS = 1_000_000  # a deadline is kept to within this; the recorded start of its time is a little late
 LATE_NS = 5_000_000_000  # by so much a busy loop may be late for a deadline
 _NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
 _INPUTS = (ProcessStarted, ProcessNotStarted, ProcessDead, RequestAdmitted)  # they may come much later
@@ -288,7 +287,7 @@ class Replay:
     def _expire(self, t_ns: int) -> None:
         """The timer runs out, if there is one that is due by then."""
         due_ns = self.orchestrator.next_deadline_ns()
-        if due_ns is not None and due_ns <= t_ns + TIMER_NS:
+        if due_ns is not None and due_ns <= t_ns:
             self._alarm_ns = due_ns
             try:
                 self.orchestrator.expire()

@@ -178,13 +178,13 @@ def test_health_tells_every_state_with_its_reason():
     assert one.state.service.plan.stage("talker").restarts == 3
     replicas = Replicas(service.plan, lambda: 0, LeaseLedger())
     service.engine.replicas = replicas.all()
-    replicas.died("talker.0", "killed by SIGKILL")
+    replicas.died("talker.0", "killed by SIGKILL", 0)
     assert states(one) == (200, 200, "degraded", "talker.0 is restarting: killed by SIGKILL")
     assert ask(one, "GET", "/health").json()["stages"]["talker"] == {
         "talker.0": {"state": "restarting", "generation": 0, "restarts": 0, "cause": "killed by SIGKILL"},
         "talker.1": {"state": "ready", "generation": 0, "restarts": 0, "cause": None},
     }
-    replicas.died("talker.1", "exit code 3")
+    replicas.died("talker.1", "exit code 3", 0)
     reason = "talker.0 is restarting: killed by SIGKILL; talker.1 is restarting: exit code 3"
     assert states(one) == (200, 503, "unhealthy", reason)
     service.admission.drain()

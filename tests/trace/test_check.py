@@ -158,8 +158,12 @@ def test_whatever_happens_the_trace_is_clean(actions, media, **more):
     assert written.findings == []
 
 
-def test_a_request_may_be_cancelled_while_it_waits_to_be_run_again_and_a_later_one_come_before_the_restart():
+@pytest.mark.parametrize("later", ["admitted", "cancelled", "too late"])
+def test_a_request_may_be_cancelled_while_it_waits_to_be_run_again_and_another_move_before_the_restart(later):
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=True, seed=1, restarts=3, retry=1)
+    run.admit(3, timeout_s=0.5)
+    while run.act("thinker.0"):  # it is the talker's then
+        pass
     run.admit(1)
     run.kill("thinker.0")
     run.cancel(1)
@@ -167,7 +171,13 @@ def test_a_request_may_be_cancelled_while_it_waits_to_be_run_again_and_a_later_o
     run.act("thinker.0")
     run.kill("thinker.0")  # it starts in a second
     run.now += 500_000_000
-    run.admit(2)
+    if later == "admitted":
+        run.admit(2)
+    elif later == "cancelled":
+        run.cancel(3)
+    else:
+        run.orchestrator.expire()
+        run.deliver()
     written = Checked(run.finish())
     assert Replay(run.plan, written).run() == []
     assert written.findings == []
