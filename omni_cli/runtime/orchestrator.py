@@ -203,9 +203,7 @@ class Orchestrator:
     def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
         """The next life of a dead worker could not begin; `final`: nor will that of any other."""
         now = self._clock()
-        self._emit(
-            events.ProcessNotStarted(t_ns=now, process=process, generation=generation, cause=cause, final=final)
-        )
+        self._emit(events.ProcessNotStarted(t_ns=now, process=process, generation=generation, cause=cause, final=final))
         self._replicas.not_started(process, generation, cause, now, final=final)
         for stage in self._replicas.stages if final else (process.rpartition(".")[0],):
             self._dispatcher.unpark(stage)

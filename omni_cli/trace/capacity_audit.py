@@ -61,7 +61,10 @@ class CapacityAudit:
         return iter(())
 
     def _of(self, process: str) -> _Held:
-        return self._held.setdefault(process, _Held())
+        held = self._held.get(process)
+        if held is None:
+            held = self._held[process] = _Held()
+        return held
 
     def _told(self, process: str, held: _Held, event: object) -> Iterator[str]:
         if isinstance(event, ProcessReady):
@@ -81,7 +84,9 @@ class CapacityAudit:
                 held.due = False
             if isinstance(event, StepDone):
                 yield from self._step(process, held, event)
-            held.told |= held.given & _uids(event)
+                held.told |= held.given.intersection(row.uid for row in event.rows)
+            elif (uid := getattr(event, "uid", None)) in held.given:
+                held.told.add(uid)
 
     def _idle(self, process: str, held: _Held, event: StageIdle) -> Iterator[str]:
         if held.told or not held.worked:
@@ -109,9 +114,3 @@ class CapacityAudit:
             needed = sum(-(-(row.start + row.tokens) // size) for row in event.rows)
             if event.kv_blocks < needed:
                 yield f"{where} works on {needed} KV blocks of {event.kv_blocks}"
-
-
-def _uids(event: object) -> set[int]:
-    if isinstance(event, StepDone):
-        return {row.uid for row in event.rows}
-    return {getattr(event, "uid", -1)}

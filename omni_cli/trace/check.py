@@ -53,7 +53,8 @@ class Checked:
         trial = _Trial()
         line, last = 0, None
         for line, last in enumerate(self._events, start=1):
-            self.findings += [Finding(line=line, text=text) for text in trial.see(last)]
+            for text in trial.see(last):
+                self.findings.append(Finding(line=line, text=text))
             yield last
         if last is None:
             self.findings.append(Finding(line=0, text="truncated at the start: the trace is empty"))
@@ -79,7 +80,9 @@ def name_of(line: TraceEvent) -> str:
     return f"{KINDS[type(line.event)]}{'' if uid is None else f' of request {uid}'} from {line.source}"
 
 
-_ENDS = (StageFinished, StageFailed, StageCancelled, RequestFinished, RequestFailed, RequestCancelled)
+_ENDS = frozenset(
+    (ProcessDead, StageFinished, StageFailed, StageCancelled, RequestFinished, RequestFailed, RequestCancelled)
+)
 
 
 class Audit(Protocol):
@@ -141,9 +144,11 @@ class _Trial:
         self._in_its_hands.update(holding.lease for holding in read if (holding.uid, process) in self._killed)
 
     def _may_be_over(self, event: Event) -> tuple[int, ...]:
+        if type(event) not in _ENDS:
+            return ()
         if isinstance(event, ProcessDead):
             return tuple(self._lifecycle.requests)
-        uid = event.uid if isinstance(event, _ENDS) else None
+        uid: int = event.uid  # type: ignore[union-attr]
         return (uid,) if uid in self._lifecycle.requests else ()
 
     def end(self) -> Iterator[str]:

@@ -30,8 +30,28 @@ class FrameAudit:
         event = line.event
         if line.ordinal != self._lines:
             yield f"its ordinal is {line.ordinal}, but {self._lines} events precede it: the trace lacks or repeats some"
-        yield from self._form(line.source, event)
-        yield from self._time(line.source, event)
+        source = line.source
+        if self._finished is not None:
+            yield f"{KINDS[type(event)]} after run_finished"
+        if (type(event) in _CONTROL_EVENTS) != (source == CONTROL):
+            yield f"{KINDS[type(event)]} cannot come from {source}"
+        if source == CONTROL:
+            yield from self._frame(event)
+        elif not self._lines:
+            yield f"the first event is {KINDS[type(event)]}, not run_started"
+        elif self._run is not None and source.rpartition(".")[0] not in self._run.stages:
+            yield f"{source} is not a process of this run"
+        now = moment(event)
+        if isinstance(event, StepDone) and event.end_ns < event.t_ns:
+            yield f"the step ends {event.t_ns - event.end_ns} ns before it starts"
+        before = self._latest_ns if source == CONTROL else self._source_ns.get(source, 0)
+        if now < before:
+            whom = "what the control plane had taken in" if source == CONTROL else f"the last event of {source}"
+            yield f"{KINDS[type(event)]} from {source} happened {before - now} ns before {whom}"
+        else:
+            self._source_ns[source] = now
+        if now > self._latest_ns:
+            self._latest_ns = now
         self._lines += 1
 
     def forget(self, uid: int) -> None:
@@ -40,29 +60,12 @@ class FrameAudit:
     def end(self) -> Iterator[str]:
         return iter(())
 
-    def _form(self, source: str, event: Event) -> Iterator[str]:
-        if self._finished is not None:
-            yield f"{KINDS[type(event)]} after run_finished"
+    def _frame(self, event: Event) -> Iterator[str]:
         if isinstance(event, RunStarted) == (self._lines > 0):
             yield "run_started twice" if self._lines else f"the first event is {KINDS[type(event)]}, not run_started"
-        if (type(event) in _CONTROL_EVENTS) != (source == CONTROL):
-            yield f"{KINDS[type(event)]} cannot come from {source}"
         if isinstance(event, RunStarted):
             self._run = self._run or event
-        elif source != CONTROL and self._run is not None and source.rpartition(".")[0] not in self._run.stages:
-            yield f"{source} is not a process of this run"
         if isinstance(event, RunFinished):
             self._finished = event
             if event.events != self._lines:
                 yield f"run_finished counts {event.events} events before it, the trace has {self._lines}"
-
-    def _time(self, source: str, event: Event) -> Iterator[str]:
-        now = moment(event)
-        if isinstance(event, StepDone) and event.end_ns < event.t_ns:
-            yield f"the step ends {event.t_ns - event.end_ns} ns before it starts"
-        before = self._latest_ns if source == CONTROL else self._source_ns.get(source, 0)
-        if now < before:
-            whom = "what the control plane had taken in" if source == CONTROL else f"the last event of {source}"
-            yield f"{KINDS[type(event)]} from {source} happened {before - now} ns before {whom}"
-        self._source_ns[source] = max(now, before)
-        self._latest_ns = max(now, self._latest_ns)

@@ -1,6 +1,7 @@
 """Audits each stage's input contract: ready as soon as the input is enough and not before, never ahead of it."""
 
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -35,7 +36,7 @@ class InputAudit:
     def __init__(self) -> None:
         self._complete: set[tuple[str, str]] = set()
         self._lookahead: dict[tuple[str, str], int] = {}
-        self._streams: dict[int, dict[tuple[str, str], _Stream]] = {}
+        self._streams: dict[int, dict[tuple[str, str], _Stream]] = defaultdict(lambda: defaultdict(_Stream))
         self._intakes: dict[int, dict[str, _Intake]] = {}
 
     def see(self, line: TraceEvent) -> Iterator[str]:
@@ -76,7 +77,7 @@ class InputAudit:
         return iter(())
 
     def _stream(self, uid: int, producer: str, consumer: str) -> _Stream:
-        return self._streams.setdefault(uid, {}).setdefault((producer, consumer), _Stream())
+        return self._streams[uid][producer, consumer]
 
     def _got(self, stage: str, event: MessageGot) -> None:
         stream = self._stream(event.uid, event.producer, stage)

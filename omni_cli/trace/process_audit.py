@@ -42,7 +42,7 @@ class ProcessAudit:
         elif isinstance(event, ProcessDead):
             yield from self._move(event.process, "dead")
         elif line.source != CONTROL:
-            life = self._lives.get(line.source, _Life())
+            life = self._lives.get(line.source) or _Life()
             if life.state is not Process.READY:
                 yield f"{KINDS[type(event)]} from {line.source}, which is {life.state}"
             if isinstance(event, StepDone):
@@ -51,7 +51,7 @@ class ProcessAudit:
             if lease is not None and lease.owner == line.source and lease.generation != life.generation:
                 yield f"{line.source} puts as generation {lease.generation}, but it is generation {life.generation}"
         elif isinstance(event, StageSubmitted):
-            state = self._lives.get(event.process, _Life()).state
+            state = (self._lives.get(event.process) or _Life()).state
             if state is not Process.READY or event.process.rpartition(".")[0] != event.stage:
                 yield f"request {event.uid} was given to {event.process} for {event.stage}, which is {state}"
         elif isinstance(event, RequestAdmitted):

@@ -21,20 +21,17 @@ class TraceReader:
         self.torn = False
 
     def __iter__(self) -> Iterator[TraceEvent]:
-        self.torn = False
+        self.torn, number = False, 0
         try:
             with self.path.open("rb") as file:
-                for number, line in enumerate(file, start=1):
+                for line in file:
+                    number += 1
                     if not line.endswith(b"\n"):
                         self.torn = True
                         return
-                    yield self._decode(number, line)
+                    yield decode(line)
         except OSError as error:
             raise TraceError(f"{self.path}: cannot be read: {error.strerror}") from error
-
-    def _decode(self, number: int, line: bytes) -> TraceEvent:
-        try:
-            return decode(line)
         except CodecError as error:
             raise TraceError(f"{self.path}:{number}: {error}") from error
 

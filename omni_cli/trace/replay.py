@@ -45,7 +45,7 @@ from stages.payload import Payload, PayloadRef, Tensor
 LATE_NS = 5_000_000_000  # by so much a busy loop may be late for a deadline
 _NOT_OURS = (RunStarted, RunFinished, ProcessStarted)  # the launcher's, not the orchestrator's
 _INPUTS = (ProcessStarted, ProcessNotStarted, ProcessDead, RequestAdmitted)  # they may come much later
-_DECISIONS = get_args(ControlEvent)
+_DECISIONS = frozenset(get_args(ControlEvent))
 _TURNS = 512  # inputs, after which what would have been sent is thrown away
 _MEDIA = Payload(tensors=(Tensor(name="media", dtype="uint8", shape=(0,), data=memoryview(b"")),))
 
@@ -176,7 +176,7 @@ class Replay:
             self._expire(self.now_ns)  # whatever the trace says
             if self.script.line != at:
                 return
-        if head.source != CONTROL and isinstance(head.event, _DECISIONS):
+        if head.source != CONTROL and type(head.event) in _DECISIONS:
             self._settle()  # no process can say that
         elif head.source != CONTROL:
             self._settle()

@@ -184,23 +184,18 @@ class StageAudit:
             if time < work.cancelling_ns:
                 yield f"{source} gave request {uid} up {work.cancelling_ns - time} ns before it was told to"
             yield from self._cancelled(stage, uid, record, work)
-        yield from self._own_account(source, uid, held.state, work, event)
+        if (word := _WORDS.get(type(event))) is not None:
+            try:
+                work.state = advance(STAGE, work.state, word, f"request {uid} in {source}, cancel aside,", uid)
+            except IllegalTransition as error:
+                if held.state is Stage.CANCELLING:  # otherwise the tables report the same
+                    yield str(error)
         if isinstance(event, MessagePut):
             yield from self._put(stage, record, event)
         elif isinstance(event, OutputProduced):
             yield from self._produced(stage, event)
         elif isinstance(event, StageFinished):
             yield from self._finished(stage, record, event)
-
-    def _own_account(self, source: str, uid: int, state: Stage, work: _Work, event: object) -> Iterator[str]:
-        word = _WORDS.get(type(event))
-        if word is None:
-            return
-        try:
-            work.state = advance(STAGE, work.state, word, f"request {uid} in {source}, cancel aside,", uid)
-        except IllegalTransition as error:
-            if state is Stage.CANCELLING:  # otherwise the tables report the same
-                yield str(error)
 
     def _put(self, stage: str, record: RequestRecord, event: MessagePut) -> Iterator[str]:
         message = event.message
