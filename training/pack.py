@@ -1,23 +1,16 @@
-"""A checkpoint folder of published layout, made small enough for the repository: weights of 8 bits in one file;
-and the way back.
-
-Every file of the folder but its weights is as it is; `packed.safetensors` has every tensor as `FILE:NAME`. An int8
-tensor has beside it `FILE:NAME/scale`, float16, one value an entry of its first dimension, which it is multiplied with.
-A tensor of five dimensions that the metadata's `shapes` (JSON, name to shape) lists has only the last entry of its
-third dimension; the others are 0.
-"""
+"""A checkpoint folder of published layout, made small enough for the repository: weights of 8 bits in one file, as
+`stages.models.packed` reads them."""
 
 import json
 import shutil
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-_WEIGHTS, _SCALE, _SHAPES = "packed.safetensors", "/scale", "shapes"
+from stages.models.packed import PACKED_FILE, SCALE, SHAPES
+
 _SMALL = 2048  # values; what has fewer stays float16
 
 
@@ -35,7 +28,7 @@ def pack(folder: Path, packed: Path) -> int:
             continue
         for key, values in load_file(path).items():
             tensors |= _packed(f"{name}:{key}", values.float(), shapes)
-    save_file(tensors, packed / _WEIGHTS, metadata={_SHAPES: json.dumps(shapes)})
+    save_file(tensors, packed / PACKED_FILE, metadata={SHAPES: json.dumps(shapes)})
     return sum(path.stat().st_size for path in packed.rglob("*") if path.is_file())
 
 
@@ -48,29 +41,4 @@ def _packed(key: str, values: Any, shapes: dict[str, list[int]]) -> dict[str, An
     rows = values.flatten(1)
     scale = (rows.abs().amax(1) / 127).clamp(min=1e-6).half()
     steps = (rows / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-    return {key: steps.view(values.shape), key + _SCALE: scale}
-
-
-def unpack(packed: Path, folder: Path) -> None:
-    """Writes into `folder` (which is there) the checkpoint in `packed`, in float32. Raises OSError."""
-    files: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
-    with safe_open(packed / _WEIGHTS, framework="pt") as stored:
-        shapes = json.loads((stored.metadata() or {}).get(_SHAPES, "{}"))
-        names = set(stored.keys())
-        for key in sorted(name for name in names if not name.endswith(_SCALE)):
-            values = stored.get_tensor(key).float()
-            if key + _SCALE in names:
-                values *= stored.get_tensor(key + _SCALE).float().reshape(-1, *[1] * (values.ndim - 1))
-            if key in shapes:
-                whole = torch.zeros(shapes[key])
-                whole[:, :, -1:] = values
-                values = whole
-            file, _, name = key.partition(":")
-            files[file][name] = values
-    for path in packed.rglob("*"):
-        if path.is_file() and path.name != _WEIGHTS:
-            target = folder / path.relative_to(packed)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
-    for file, tensors in files.items():
-        save_file(tensors, folder / file, metadata={"format": "pt"})
+    return {key: steps.view(values.shape), key + SCALE: scale}

@@ -117,14 +117,23 @@ def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Probl
 
 
 def _folder(path: str | None, family: FamilyContract) -> tuple[str, list[Problem]]:
-    if path is not None:
-        return str(Path(path).expanduser().absolute()), []
-    if family.default_model is None:
+    """An embedded checkpoint by its name, else a folder; one of the same name is written `./NAME`."""
+    name = path if path is not None else next(iter(family.embedded), None)
+    if name is None:
         return "", [Problem(key="model.path", message=f"family `{family.name}` has no embedded default; set it")]
-    try:
-        return family.default_model(), []
-    except (StageError, OSError) as error:
-        return "", [Problem(key="model.path", message=f"the embedded default cannot be made: {error}")]
+    if name in family.embedded:
+        try:
+            return family.embedded[name](), []
+        except (StageError, OSError) as error:
+            hint = "it is made in omni's cache folder, which OMNI_CACHE names"
+            message = f"the embedded checkpoint `{name}` cannot be made: {error}; {hint}"
+            return "", [Problem(key="model.path", message=message)]
+    folder = Path(name).expanduser().absolute()
+    if family.embedded and "/" not in name and not folder.is_dir():
+        known = ", ".join(f"`{one}`" for one in family.embedded)
+        message = f"there is no folder {folder}; embedded checkpoints of `{family.name}` are {known}"
+        return "", [Problem(key="model.path", message=message)]
+    return str(folder), []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

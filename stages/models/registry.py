@@ -156,8 +156,9 @@ class FamilyContract:
 
     `media` are the input modalities beside text. `options` is the frozen dataclass type of the family's own root
     node and request extension, or None. `edge_bytes(model_path, producer, consumer)` is the largest payload that the
-    default ring of an edge must hold; consumer `request` is the output ring. `default_model` builds or finds the
-    embedded checkpoint and returns its folder. `voices(model_path)` lists the speakers. `stage_memory(model_path,
+    default ring of an edge must hold; consumer `request` is the output ring. `embedded` are the checkpoints that
+    `model.path` can name, the default first: each builds or finds its folder and returns it (CheckpointError, OSError).
+    `voices(model_path)` lists the speakers. `stage_memory(model_path,
     stage, dtype)` is what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
     `step_bytes(model_path, stage, dtype, rows, context)` is what a step of so many rows, each behind `context` tokens,
     has to read at the least. `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for
@@ -173,7 +174,7 @@ class FamilyContract:
     has_weights: bool
     options: type[Any] | None = None
     check_model: CheckModel | None = None
-    default_model: Callable[[], str] | None = None
+    embedded: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     voices: Callable[[str], tuple[str, ...]] | None = None
     stage_memory: Callable[[str, str, str], StageMemory] | None = None
     image: Callable[[str], ImageContract] | None = None

@@ -154,7 +154,15 @@ LIGHT = (
     Ground("dag", "synthetic_dag", (*_edges("incremental", *_DAG), *_MEDIA)),
     Ground("replicas", "synthetic", (*_edges("complete", *_CHAIN), *_MEDIA, *_TWICE)),
 )
-MODEL = Ground("qwen3_omni", "qwen3_omni", ("deploy.stages.talker.inputs.thinker.slots=2",), torch=True)
+MODEL = Ground(
+    "qwen3_omni",
+    "qwen3_omni",
+    (
+        "model.path=tiny",
+        "deploy.stages.talker.inputs.thinker.slots=2",
+    ),
+    torch=True,
+)
 
 
 def place_of(plan: ExecutionPlan) -> Place:

@@ -137,7 +137,11 @@ def test_text_alone_and_a_request_that_fails_is_named_and_fails_the_command(tmp_
 @pytest.mark.parametrize("stage", ["talker", "code2wav"])
 def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -> None:
     chunks = {"first_chunk_frames": 2, "chunk_frames": 5}
-    words = ("recipe=qwen3_omni", *(f"deploy.stages.code2wav.{key}={frames}" for key, frames in chunks.items()))
+    words = (
+        "recipe=qwen3_omni",
+        "model.path=tiny",
+        *(f"deploy.stages.code2wav.{key}={frames}" for key, frames in chunks.items()),
+    )
     given = ("--bandwidth", "20") if stage == "code2wav" else ()
     options = ("--stage", stage, "--batch", "1,3", "--context", "40", "--steps", "4", *given)
     with leaves_nothing():
@@ -164,7 +168,17 @@ def test_a_stage_is_measured_alone_in_full_batches(stage: str, tmp_path: Path) -
 
 def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: Path) -> None:
     size = ("--requests", "2", "--prompt-tokens", "30", "--text-tokens", "5", "--frames", "7")
-    words = ("recipe=qwen3_omni", "--concurrency", "2", *size, "--json", "c.json", "--write", "page.md")
+    words = (
+        "recipe=qwen3_omni",
+        "model.path=tiny",
+        "--concurrency",
+        "2",
+        *size,
+        "--json",
+        "c.json",
+        "--write",
+        "page.md",
+    )
     with leaves_nothing():
         done = omni("bench", "compare", *words, cwd=tmp_path)
     assert done.code == 0, done.err
@@ -185,7 +199,7 @@ def test_omni_and_generate_give_the_same_answers_to_the_same_requests(tmp_path: 
     assert "<!-- omni bench compare qwen3_omni auto: begin -->" in (tmp_path / "page.md").read_text()
 
 
-DRAW = ("recipe=qwen_image", "request.image.size=64x32", "request.image.steps=3")
+DRAW = ("recipe=qwen_image", "model.path=tiny", "request.image.size=64x32", "request.image.steps=3")
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_the_configured_limit_ends_a_start_that_hangs() -> None:
 
 def test_a_checkpoint_that_cannot_be_read_ends_the_start_with_the_stages_own_words(tmp_path: Path) -> None:
     """Found by the stage, since the plan was made while the files were there."""
-    plan = build_plan(load_config(["recipe=qwen3_omni", "deploy.outputs=[text]"]), Inventory())
+    plan = build_plan(load_config(["recipe=qwen3_omni", "model.path=tiny", "deploy.outputs=[text]"]), Inventory())
     moved = plan.model_copy(update={"model": plan.model.model_copy(update={"path": str(tmp_path / "gone")})})
     specs = stage_specs(moved, secrets.token_hex(6))
     before = traces(specs[0].run_id)

@@ -16,7 +16,7 @@ from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 REQUESTS, ROUNDS = 50, 2
 SIZES = ((32, 48), (48, 32), (64, 32))
 # a step has room for one request, so that nobody's rounding depends on company; sizes still take turns
-WORDS = ("recipe=qwen_image_split", "deploy.stages.denoiser.step_tokens=8")
+WORDS = ("recipe=qwen_image_split", "model.path=tiny", "deploy.stages.denoiser.step_tokens=8")
 
 
 def asked(number: int) -> Asked:

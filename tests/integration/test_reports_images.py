@@ -11,11 +11,11 @@ from omni_cli.config.image import ImageConfig
 from tests.integration.cli import batch, check_trace, judged
 from tests.integration.test_reports_inputs import BAD_IMAGES, IMAGES
 
-DRAW = "recipe=qwen_image"
+DRAW = ("recipe=qwen_image", "model.path=tiny")
 
 
 def tasks(*words: str, **options: object):
-    return judge((DRAW, *words), RunOptions(**{"prompt": "a bell", **options}))[2]
+    return judge((*DRAW, *words), RunOptions(**{"prompt": "a bell", **options}))[2]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_r07_r61_each_optional_field_and_each_odd_picture_is_drawn_or_refused_by
     for name, data in {**IMAGES, **{name: data for name, (data, _) in BAD_IMAGES.items()}}.items():
         (tmp_path / name).write_bytes(data)
         lines.append({"id": name, "prompt": "a", "images": [name], "image": {**small, "steps": 2}})
-    ended = batch(tmp_path, lines, DRAW)
+    ended = batch(tmp_path, lines, *DRAW)
     good = {*IMAGES, *(f"with {name}" for name in OPTIONAL if name != "n"), "with n-0", "with n-1"}
     bad = {**{name: said for name, (_, said) in BAD_IMAGES.items()}, **{f"unfit {name}": name for name in UNFIT}}
     results = {name: result for name, result in ended.results.items() if name in good or name in bad}

@@ -146,7 +146,7 @@ def test_r61_a_decompression_bomb_costs_no_memory(media):
 
 def test_r35_r61_the_real_processor_answers_or_refuses_each_and_survives_all(media):
     """Qwen's own limits: what it cannot take is the request's fault, and no other request pays for it."""
-    words = ("recipe=qwen3_omni", "request.sampling.thinker.max_tokens=2", "--out", "qwen3_omni")
+    words = ("recipe=qwen3_omni", "model.path=tiny", "request.sampling.thinker.max_tokens=2", "--out", "qwen3_omni")
     with leaves_nothing():
         ended = batch(media, asking(SOUNDS, "audios") + asking(IMAGES, "images"), *words)
     failed = {name: result for name, result in ended.results.items() if result["status"] != "finished"}

@@ -17,7 +17,7 @@ def test_stops_and_log_probabilities(tmp_path):
         for name, sampling in (("plain", {**plain, "logprobs": 1}), ("stopping", stopping), ("biased", biased))
     ]
     with leaves_nothing():
-        ended = batch(tmp_path, lines, "recipe=qwen3_omni")
+        ended = batch(tmp_path, lines, "recipe=qwen3_omni", "model.path=tiny")
     assert ended.code == 0, ended.err
     check_trace(ended.run)
     whole = ended.text("plain")

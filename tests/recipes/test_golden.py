@@ -28,9 +28,12 @@ CASES += [
 
 
 def planned(words: tuple[str, ...], gpus: int) -> str:
-    plan = build_plan(load_config(words), Inventory.imagined(gpus)).model_dump(mode="json")
+    loaded = load_config(words)
+    if loaded.family.has_weights:  # of the smallest checkpoint, so that no plan changes with an embedded default
+        loaded = load_config((*words, "model.path=tiny"))
+    plan = build_plan(loaded, Inventory.imagined(gpus)).model_dump(mode="json")
     if plan["model"]["path"]:
-        plan["model"]["path"] = "<embedded default>"
+        plan["model"]["path"] = "<tiny checkpoint>"
     return json.dumps(plan, indent=2, ensure_ascii=False) + "\n"
 
 

@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, media_root: Path) -> Iterat
 
 @pytest.fixture(scope="session")
 def qwen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving("recipe=qwen3_omni", cwd=tmp_path_factory.mktemp("qwen")) as one:
+    with serving("recipe=qwen3_omni", "model.path=tiny", cwd=tmp_path_factory.mktemp("qwen")) as one:
         yield one
 
 

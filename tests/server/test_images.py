@@ -23,7 +23,8 @@ SMALL = {"size": "64x32", "steps": 3}
 
 @pytest.fixture(scope="module")
 def painter(tmp_path_factory):
-    with serving("recipe=qwen_image", "request.image.preview_every=1", cwd=tmp_path_factory.mktemp("painter")) as one:
+    words = ("recipe=qwen_image", "model.path=tiny", "request.image.preview_every=1")
+    with serving(*words, cwd=tmp_path_factory.mktemp("painter")) as one:
         yield one
 
 

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
-from stages.models.qwen3_omni.contract import default_model
+from stages.models.qwen3_omni.contract import CONTRACTS
 from tests.server.serving import Server, refused
 from tests.server.test_reports_media import PNG, WAV
 
@@ -26,7 +26,7 @@ def tokens(server: Server, **body: object) -> dict:
 
 @pytest.mark.parametrize("text", TEXTS, ids=lambda text: ascii(text)[:20])
 def test_a_text_has_the_tokens_of_the_models_own_tokenizer(qwen, text):
-    folder = Path(default_model())
+    folder = Path(CONTRACTS["qwen3_omni"].embedded["tiny"]())
     config = json.loads((folder / "config.json").read_text())
     found = tokens(qwen, prompt=text, model="qwen3_omni")
     assert found["tokens"] == Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids

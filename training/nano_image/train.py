@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 
+from stages.models.packed import unpack
 from training.nano_image import denoiser, judge, vae
 from training.nano_image.captions import SIZES, Scene, plain
 from training.nano_image.drawings import BACKGROUNDS, Drawings, draw, load
 from training.nano_image.scenes import Painter
 from training.nano_image.score import Draw, measure, pipeline_draw
-from training.pack import pack, unpack
+from training.pack import pack
 
 log = logging.getLogger(__name__)
 _SHARES = {"judge": 0.12, "vae": 0.33, "denoiser": 0.55}

@@ -95,11 +95,6 @@ def edge_bytes(model_path: str, producer: str, consumer: str) -> int:
     return int(talker["text_config"]["max_position_embeddings"]) * int(talker["num_code_groups"]) * 4
 
 
-def default_model() -> str:
-    """The folder of the tiny checkpoint, built on first use."""
-    return str(tiny_checkpoint(cache_root(os.environ)))
-
-
 CONTRACTS: Mapping[str, FamilyContract] = {
     "qwen3_omni": FamilyContract(
         name="qwen3_omni",
@@ -130,7 +125,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=("image", "audio", "video"),
         has_weights=True,
         check_model=check_model,
-        default_model=default_model,
+        embedded={"tiny": lambda: str(tiny_checkpoint(cache_root(os.environ)))},
         voices=voices,
         edge_bytes=edge_bytes,
         stage_memory=stage_memory,

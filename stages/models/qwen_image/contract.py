@@ -55,7 +55,8 @@ def image(model_path: str) -> ImageContract:
         most_pixels=MOST_PIXELS,
         # Stretching the schedule to its end divides by what the only step leaves, which is nothing.
         least_steps=2 if schedule.get("shift_terminal") else 1,
-        true_cfg_scale=_TRUE_CFG_SCALE,
+        true_cfg_scale=float(own.get("true_cfg_scale", _TRUE_CFG_SCALE)),
+        negative_prompt=own.get("negative_prompt"),
         strength=_STRENGTH,
     )
 
@@ -99,7 +100,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=("image",),
         has_weights=True,
         check_model=check_model,
-        default_model=lambda: embedded(tiny.NAME, tiny.__name__),
+        embedded={"tiny": lambda: embedded(tiny.NAME, tiny.__name__)},
         edge_bytes=edge_bytes,
         image=image,
         stage_memory=lambda path, stage, dtype: parts_memory(path, dict.fromkeys(PARTS[stage], dtype)),

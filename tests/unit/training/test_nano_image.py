@@ -6,12 +6,13 @@ from functools import partial
 import pytest
 import torch
 
+from stages.models.packed import unpack
 from stages.models.qwen_image.contract import check_model, image
 from training.nano_image import denoiser, judge, layout, score, vae
 from training.nano_image.captions import Scene, draw_scene, fits, held_out, plain, vary, vocabulary
 from training.nano_image.drawings import BACKGROUNDS, Drawings, shapes
 from training.nano_image.scenes import Painter
-from training.pack import pack, unpack
+from training.pack import pack
 
 DRAWINGS = shapes()
 GROUNDS = list(BACKGROUNDS)

@@ -48,7 +48,9 @@ def test_an_output_that_is_not_deployed() -> None:
 def test_flop_are_not_counted_where_a_step_cache_skips_some() -> None:
     size = RequestSize(prompt_tokens=9, text_tokens=1, frames=1)
     for cache in ("none", "first_block"):
-        prepared = Prepared.of(["recipe=qwen_image", f"deploy.stages.painter.step_cache={cache}"], "")
+        prepared = Prepared.of(
+            ["recipe=qwen_image", "model.path=tiny", f"deploy.stages.painter.step_cache={cache}"], ""
+        )
         made = SizedRequests.of(prepared.loaded, prepared.plan, size, 0)
         assert (
             (made.step_flop is None) == any("TFLOP/s are left out" in note for note in made.notes) == (cache != "none")

@@ -146,7 +146,7 @@ CLOSED = Load(callers=2, requests=3)
 
 
 def test_what_a_stage_did_that_draws():
-    log = StepLog(build_plan(load_config(["recipe=qwen_image"]), Inventory()))
+    log = StepLog(build_plan(load_config(["recipe=qwen_image", "model.path=tiny"]), Inventory()))
     for uid, at in ((1, 0), (2, 15)):
         admitted = RequestAdmitted(
             t_ns=at * MS,

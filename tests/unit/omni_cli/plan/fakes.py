@@ -29,7 +29,7 @@ def family(**changes) -> FamilyContract:
         },
         "media": ("image",),
         "has_weights": True,
-        "default_model": lambda: "/models/default",
+        "embedded": {"default": lambda: "/models/default", "other": lambda: "/models/other"},
         "check_model": lambda path, load_format: (),
         "voices": lambda path: ("ethan", "chelsie"),
         "edge_bytes": lambda path, producer, consumer: 100_000,

@@ -92,9 +92,17 @@ def test_the_embedded_default_is_asked_for_only_without_a_path():
     def broken():
         raise CheckpointError("no room")
 
-    assert plan_weights("model.path=/x", default_model=broken).model.path == "/x"
-    assert "the embedded default cannot be made: no room" in refusal(default_model=broken)
-    assert "has no embedded default" in refusal(default_model=None)
+    assert plan_weights("model.path=/x", embedded={"tiny": broken}).model.path == "/x"
+    assert "the embedded checkpoint `tiny` cannot be made: no room; it is made in" in refusal(embedded={"tiny": broken})
+    assert "has no embedded default" in refusal(embedded={})
+
+
+def test_an_embedded_checkpoint_has_a_name_and_a_folder_of_that_name_has_a_dot(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert plan_weights("model.path=other").model.path == "/models/other"
+    assert plan_weights("model.path=./other").model.path == str(tmp_path / "other")
+    assert f"there is no folder {tmp_path}/othr; embedded checkpoints" in refusal("model.path=othr")
+    assert "are `default`, `other`" in refusal("model.path=othr")
 
 
 def test_weights_for_a_family_without_weights_are_refused():

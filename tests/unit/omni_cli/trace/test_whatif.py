@@ -123,7 +123,9 @@ def test_no_message_overtakes_another(recorded):
 
 
 def test_pictures_are_drawn_step_by_step():
-    plan = build_plan(load_config(("recipe=qwen_image", "model.load_format=dummy")), Inventory.imagined(1))
+    plan = build_plan(
+        load_config(("recipe=qwen_image", "model.path=tiny", "model.load_format=dummy")), Inventory.imagined(1)
+    )
     (stage,) = plan.stages
     steps = [("denoise", (rows, 0, 0, 0), rows * 1_000_000) for rows in (1, 2, 3, 4)] * 5
     others = [(kind, (1, 0, 0, 0), 1000) for kind in ("encode", "decode")] * 8

@@ -74,7 +74,7 @@ def test_the_embedded_default_is_built_once_and_from_values_alone(tiny_folder, t
     monkeypatch.setattr(random_weights.sys, "executable", "false")
     monkeypatch.setenv("OMNI_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError, match="exit code 1"):
-        CONTRACTS["qwen_image"].default_model()
+        CONTRACTS["qwen_image"].embedded["tiny"]()
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
