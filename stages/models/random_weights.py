@@ -27,7 +27,7 @@ def embedded(name: str, module: str) -> str:
     return str(built_once(cache_root(os.environ), name, partial(_write_elsewhere, module)))
 
 
-def save(pipeline: Any, folder: Path, defaults: Mapping[str, int]) -> None:
+def save(pipeline: Any, folder: Path, defaults: Mapping[str, object]) -> None:
     """As diffusers does, with what a request is given that leaves it open."""
     pipeline.save_pretrained(folder)
     (folder / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")

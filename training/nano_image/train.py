@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from stages.models.packed import unpack
-from training.nano_image import denoiser, judge, vae
+from stages.models.random_weights import save
+from training.nano_image import denoiser, judge, layout, vae
 from training.nano_image.captions import SIZES, Scene, plain
 from training.nano_image.drawings import BACKGROUNDS, Drawings, draw, load
 from training.nano_image.scenes import Painter
@@ -22,7 +23,7 @@ from training.pack import pack
 
 log = logging.getLogger(__name__)
 _SHARES = {"judge": 0.12, "vae": 0.33, "denoiser": 0.55}
-_STEPS, _SCALE = (8, 20), 3.0
+_STEPS, _SCALE = (layout.DEFAULTS["steps"], 20), layout.DEFAULTS["true_cfg_scale"]
 
 
 def main() -> None:
@@ -50,7 +51,7 @@ def main() -> None:
         batch=options.batch,
         **common,
     )
-    pipeline.save_pretrained(options.out / "checkpoint")
+    save(pipeline, options.out / "checkpoint", layout.DEFAULTS)
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
     _report(options, drawings, reader)
     log.info("done after %.0f s", time.monotonic() - start)

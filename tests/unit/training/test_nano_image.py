@@ -8,6 +8,7 @@ import torch
 
 from stages.models.packed import unpack
 from stages.models.qwen_image.contract import check_model, image
+from stages.models.random_weights import save
 from training.nano_image import denoiser, judge, layout, score, vae
 from training.nano_image.captions import Scene, draw_scene, fits, held_out, plain, vary, vocabulary
 from training.nano_image.drawings import BACKGROUNDS, Drawings, shapes
@@ -102,13 +103,15 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
     reader = judge.train(few, painter, **common)
     pipeline = denoiser.train(few, painter, vae.train(few, painter, **common), scenes=4, **common)
     whole, packed, unpacked = (tmp_path / name for name in ("whole", "packed", "unpacked"))
-    pipeline.save_pretrained(whole)
+    save(pipeline, whole, layout.DEFAULTS)
     size = pack(whole, packed)
     unpacked.mkdir()
     unpack(packed, unpacked)
     assert size < 9e6
     assert check_model(str(unpacked), "auto") == ()
-    assert image(str(unpacked)).multiple == 16
+    known = image(str(unpacked))
+    assert (known.multiple, known.width, known.steps) == (16, 128, 8)
+    assert (known.negative_prompt, known.true_cfg_scale) == ("", 3.0)
     loaded = QwenImagePipeline.from_pretrained(unpacked)
     for part in ("transformer", "vae", "text_encoder"):
         before, after = (getattr(found, part).state_dict() for found in (pipeline, loaded))
