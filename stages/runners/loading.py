@@ -49,10 +49,13 @@ def build(factory: Callable[[], Any], *, device: torch.device, dtype: torch.dtyp
 
     Computed buffers (rotary frequencies, sinusoids) hold their values. There is no copy on another device.
     """
+    from transformers import PreTrainedModel
     from transformers.initialization import no_init_weights
 
     with no_init_weights(), device, _default_dtype(dtype):
         module = factory()
+        if isinstance(module, PreTrainedModel):
+            module.tie_weights(recompute_mapping=False)  # which is left out with the initial values
     module.eval()
     module.requires_grad_(False)
     return module

@@ -115,3 +115,15 @@ def test_random_values_fill_everything_and_repeat() -> None:
     assert not torch.equal(first.experts, other.experts)
     assert torch.equal(first.linear.bias, torch.zeros(2))
     assert torch.equal(first.steps, torch.arange(4.0))
+
+
+def test_an_embedding_that_is_the_last_layer_as_well_is_stored_once(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LlamaConfig(**sizes, vocab_size=5, tie_word_embeddings=True)
+    whole = LlamaForCausalLM(config)
+    whole.save_pretrained(tmp_path)
+    module = build(lambda: LlamaForCausalLM(config), device=torch.device("cpu"), dtype=torch.float32)
+    assert load_weights(module, tmp_path, prefix="", route=Slot) == 4 * sum(one.numel() for one in whole.parameters())
+    assert torch.equal(module.lm_head.weight, whole.model.embed_tokens.weight)
