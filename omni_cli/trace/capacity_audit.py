@@ -51,8 +51,30 @@ class CapacityAudit:
                 yield f"request {event.uid} was given to {event.process}, which had not said that it was idle"
                 held.due = False
             held.given.add(event.uid)
-        elif line.source != CONTROL:
-            yield from self._told(line.source, self._of(line.source), event)
+        elif line.source == CONTROL:
+            return
+        elif isinstance(event, _ENDS):
+            held = self._of(line.source)
+            held.told.discard(event.uid)
+            held.computed.pop(event.uid, None)
+            if event.uid in held.given:
+                held.given.remove(event.uid)
+                held.worked = True
+                held.due = not held.given
+        elif isinstance(event, ProcessReady):
+            self._of(line.source).facts = {name: int(value) for name, value in event.facts if value.isdecimal()}
+        elif isinstance(event, StageIdle):
+            yield from self._idle(line.source, self._of(line.source), event)
+        elif not isinstance(event, LeaseReleased):  # a late message is given back at any time
+            held = self._of(line.source)
+            if held.due:
+                yield f"{line.source} goes on without having said that it was idle"
+                held.due = False
+            if isinstance(event, StepDone):
+                yield from self._step(line.source, held, event)
+                held.told |= held.given.intersection(row.uid for row in event.rows)
+            elif (uid := getattr(event, "uid", None)) in held.given:
+                held.told.add(uid)
 
     def forget(self, uid: int) -> None:
         """What is kept of a request goes with its end in each process."""
@@ -65,28 +87,6 @@ class CapacityAudit:
         if held is None:
             held = self._held[process] = _Held()
         return held
-
-    def _told(self, process: str, held: _Held, event: object) -> Iterator[str]:
-        if isinstance(event, ProcessReady):
-            held.facts = {name: int(value) for name, value in event.facts if value.isdecimal()}
-        elif isinstance(event, StageIdle):
-            yield from self._idle(process, held, event)
-        elif isinstance(event, _ENDS):
-            held.told.discard(event.uid)
-            held.computed.pop(event.uid, None)
-            if event.uid in held.given:
-                held.given.remove(event.uid)
-                held.worked = True
-                held.due = not held.given
-        elif not isinstance(event, LeaseReleased):  # a late message is given back at any time
-            if held.due:
-                yield f"{process} goes on without having said that it was idle"
-                held.due = False
-            if isinstance(event, StepDone):
-                yield from self._step(process, held, event)
-                held.told |= held.given.intersection(row.uid for row in event.rows)
-            elif (uid := getattr(event, "uid", None)) in held.given:
-                held.told.add(uid)
 
     def _idle(self, process: str, held: _Held, event: StageIdle) -> Iterator[str]:
         if held.told or not held.worked:

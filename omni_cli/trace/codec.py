@@ -63,7 +63,9 @@ def decode(line: bytes | str) -> TraceEvent:
         raise CodecError(f"kind: no event is called {kind!r}")
     if cls is RunStarted and data.get("schema") != SCHEMA:
         raise CodecError(f"schema: written in version {data.get('schema')!r}, this omni reads version {SCHEMA}")
-    source, ordinal = _SOURCE("src", data.pop("src", None)), _ORDINAL("n", data.pop("n", None))
+    source, ordinal = data.pop("src", None), data.pop("n", None)
+    if source.__class__ is not str or ordinal.__class__ is not int:
+        raise _fail("src", "str", source) if source.__class__ is not str else _fail("n", "int", ordinal)
     del data["kind"]
     try:
         event = _TAKERS[cls](data)
@@ -322,7 +324,6 @@ def _compile_taker(cls: Any) -> str:
 
 
 _SET_SOURCE, _SET_ORDINAL, _SET_EVENT = (getattr(TraceEvent, f.name).__set__ for f in fields(TraceEvent))
-_SOURCE, _ORDINAL = _decoder(str), _decoder(int)
 _TAKERS: dict[Any, Callable[[Any], Any]] = {cls: _TAKER_NAMES[_compile_taker(cls)] for cls in EVENT_CLASSES}
 _ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _line_encoder(cls) for cls in EVENT_CLASSES}
 _CLASSES: dict[str, Any] = {kind: cls for cls, kind in KINDS.items()}

@@ -59,13 +59,18 @@ class InputAudit:
             intakes[event.stage] = _Intake(waits_for=event.waits_for)
         elif isinstance(event, StepDone):
             for row in event.rows:
-                yield from self._late(stage, row.uid)
+                if self._late(stage, row.uid):
+                    yield f"request {row.uid} has enough input in {stage}, but was not ready"
                 if row.position >= self._reach(row.uid, stage):
                     yield f"request {row.uid} ran in {stage} from {row.position}, ahead of its input"
         elif isinstance(event, InputReady):
             yield from self._ready(stage, event.uid)
-        elif stage and not isinstance(event, (LeaseReleased, StageFailed)):
-            yield from self._late(stage, getattr(event, "uid", -1))
+        elif (
+            stage
+            and not isinstance(event, (LeaseReleased, StageFailed))
+            and self._late(stage, uid := getattr(event, "uid", -1))
+        ):
+            yield f"request {uid} has enough input in {stage}, but was not ready"
         if isinstance(event, MessageGot):
             self._got(stage, event)
 
@@ -106,9 +111,10 @@ class InputAudit:
         if intake is not None:
             intake.ready = True
 
-    def _late(self, stage: str, uid: int) -> Iterator[str]:
-        """Who has enough is ready at once: nothing else of the request comes in between."""
+    def _late(self, stage: str, uid: int) -> bool:
+        """Who has enough is ready at once: nothing else of the request comes in between. True once."""
         intake = self._intakes.get(uid, {}).get(stage)
-        if intake is not None and intake.waits_for and not intake.ready and self._reach(uid, stage) > 0:
-            intake.ready = True  # said once
-            yield f"request {uid} has enough input in {stage}, but was not ready"
+        if intake is None or intake.ready or not intake.waits_for or self._reach(uid, stage) <= 0:
+            return False
+        intake.ready = True
+        return True

@@ -156,8 +156,9 @@ class Replay:
             self.script.pop()
         else:
             self._decided.append(event)
-        if isinstance(event, RequestFailed | RequestCancelled) or (
-            isinstance(event, StageSubmitted) and set(event.waits_for) <= {REQUEST}
+        if source == CONTROL and (
+            isinstance(event, (RequestFailed, RequestCancelled))
+            or (isinstance(event, StageSubmitted) and set(event.waits_for) <= {REQUEST})
         ):
             self.entering.discard(event.uid)
 

@@ -152,32 +152,31 @@ class StreamAudit:
     def _granted(self, event: LeaseGranted) -> Iterator[str]:
         self._undecided.pop((event.lease.owner, event.lease.number), None)
         consumer = event.reader.rpartition(".")[0]
-        what = f"message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
         sent = self._sent.get(event.uid, {}).get((event.producer, consumer, event.seq))
         if sent is None or sent.lease != event.lease:
-            yield f"lease {event.lease.owner}#{event.lease.number} was granted for {what}, which does not lie there"
+            lease = f"lease {event.lease.owner}#{event.lease.number}"
+            yield f"{lease} was granted for {_what(event, consumer)}, which does not lie there"
             return
         record = self._lifecycle.requests.get(event.uid)
         stage = record.stages.get(consumer) if record is not None else None
         if stage is None or stage.process != event.reader:
-            yield f"{what} went to {event.reader}, which does not have the request"
+            yield f"{_what(event, consumer)} went to {event.reader}, which does not have the request"
         elif event.reader not in self._ready:
-            yield f"{what} went to {event.reader}, which does not live"
+            yield f"{_what(event, consumer)} went to {event.reader}, which does not live"
         sent.granted_ns, sent.reader, sent.kept, sent.got = event.t_ns, event.reader, event.kept, False
 
     def _got(self, source: str, event: MessageGot) -> Iterator[str]:
         consumer = source.rpartition(".")[0]
-        what = f"{source} read message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
         sent = self._sent.get(event.uid, {}).get((event.producer, consumer, event.seq))
         if sent is None:
-            yield f"{what}, which was not put"
+            yield f"{source} read {_what(event, consumer)}, which was not put"
             return
         if sent.lease is not None and sent.reader != source:
-            yield f"{what}, which was granted to {sent.reader or 'nobody'}"
-        if event.t_ns < max(sent.t_ns, sent.granted_ns):
-            yield f"{what} {max(sent.t_ns, sent.granted_ns) - event.t_ns} ns before it was put and granted"
+            yield f"{source} read {_what(event, consumer)}, which was granted to {sent.reader or 'nobody'}"
+        if event.t_ns < (since_ns := max(sent.t_ns, sent.granted_ns)):
+            yield f"{source} read {_what(event, consumer)} {since_ns - event.t_ns} ns before it was put and granted"
         if sent.lease is not None and (sent.lease.owner, sent.lease.number) not in self._held:
-            yield f"{what} after its slot was given back"
+            yield f"{source} read {_what(event, consumer)} after its slot was given back"
         sent.got = True
 
     def _released(self, source: str, event: LeaseReleased) -> Iterator[str]:
@@ -188,9 +187,9 @@ class StreamAudit:
             held.sent.reader = ""
         else:
             self._free(event.lease)
-        lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
-        if event.t_ns < held.sent.granted_ns:
-            yield f"{lease} was released {held.sent.granted_ns - event.t_ns} ns before it was granted"
+        if (early_ns := held.sent.granted_ns - event.t_ns) > 0:
+            lease = f"lease {event.lease.owner}#{event.lease.number} of request {event.uid}"
+            yield f"{lease} was released {early_ns} ns before it was granted"
         if not held.sent.got and event.uid in self._lifecycle.requests:
             self._given_up.add((source, event.uid))
 
@@ -217,3 +216,7 @@ class StreamAudit:
         if held is not None and self._users.get(held.place) == (lease.owner, lease.number):
             del self._users[held.place]
         return held
+
+
+def _what(event: LeaseGranted | MessageGot, consumer: str) -> str:
+    return f"message {event.seq} of {event.producer}->{consumer} of request {event.uid}"
