@@ -111,6 +111,7 @@ class QwenImageStepper:
         processor = self._pipeline.image_processor
         scaled = processor.preprocess(Image.fromarray(pixels.numpy()), height=image.height, width=image.width)
         scaled = scaled.unsqueeze(2).to(device=self._device, dtype=vae.dtype)
+        vae.use_tiling = vae.use_slicing = False  # as in the pipeline; the last picture that was decoded has no say
         latents = retrieve_latents(vae.encode(scaled), generator=torch.Generator().manual_seed(seed))
         mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
         start: torch.Tensor = ((latents - mean) * (1.0 / deviation)).transpose(1, 2)

@@ -79,11 +79,14 @@ def test_a_large_picture_is_decoded_in_tiles_as_the_pipeline_does(tiny_folder, r
     studio = Studio(tiny_folder, stepper=QwenImageStepper(model, tiled_pixels=112 * 111))
     tiles = {"tile_sample_min_height": 64, "tile_sample_min_width": 64}
     tiles |= {"tile_sample_stride_height": 48, "tile_sample_stride_width": 48}
+    start = Asked(picture=gradient(100, 100), size=(96, 96), steps=3)
+    before = studio.draw(start).drawn[0]
     whole = studio.draw(asked).drawn[0]
     for vae in (studio.stepper._pipeline.vae, reference.vae):
         vae.enable_tiling(**tiles)
     try:
         tiled = studio.draw(asked).drawn[0]
+        assert torch.equal(studio.draw(start).drawn[0].latents, before.latents)  # a picture is encoded whole
         assert_equal(tiled, reference, asked)
     finally:
         reference.vae.disable_tiling()
