@@ -29,7 +29,6 @@ FRAMES = (0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + THEN - 1, FIRST + THEN, FIR
 TEXT_TOKENS = 96
 WORDS = (
     "recipe=qwen3_omni",
-    "model.path=tiny",
     "pipeline.stages.talker.inputs.thinker=incremental",
     "pipeline.stages.code2wav.inputs.talker=incremental",
     f"deploy.stages.code2wav.first_chunk_frames={FIRST}",
