@@ -208,7 +208,7 @@ class Pipeline:
         """One message with all pieces; its bytes are overwritten once it is read, as a ring's would be."""
         gathered = gather([payload for _, payload in pieces])
         data = bytearray(gathered.nbytes)
-        gathered.fill(data)
+        gathered.fill(memoryview(data))
         self.runners[name].feed(uid, producer, view(gathered.tensors, gathered.meta, memoryview(data)), eos)
         data[:] = b"\xa5" * len(data)
         self._ready(uid, name, self._schedulers[name].extend(uid, producer, sum(units for units, _ in pieces), eos))

@@ -43,7 +43,7 @@ class Unbounded:
     def put(self, pieces):
         gathered = gather(pieces)
         data = bytearray(gathered.nbytes)
-        gathered.fill(data)
+        gathered.fill(memoryview(data))
         self.sizes.append(len(data))
         ref = PayloadRef(tensors=gathered.tensors, meta=gathered.meta, nbytes=gathered.nbytes, inline=bytes(data))
         return ref, None
