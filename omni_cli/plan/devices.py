@@ -21,6 +21,8 @@ _NO_PEER_ACCESS = {
     5: "it is not supported",
 }
 
+_P2P_READ = 0  # nvmlGpuP2PCapsIndex_t; the Python binding has a tuple of its name
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -53,9 +55,6 @@ class Inventory:
     def no_peer_access(self, reader: int, device: int) -> str:
         """Why one device cannot read another one's memory; empty if it can. Devices by their positions."""
         return next((why for a, b, why in self.unreachable if (a, b) == (reader, device)), "")
-
-
-_P2P_READ = 0  # nvmlGpuP2PCapsIndex_t; the Python binding has a tuple of its name
 
 
 def _nvml() -> Any:

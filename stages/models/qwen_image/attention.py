@@ -4,6 +4,7 @@ Rows side by side whose texts are equally long attend together, their padding cu
 backend is set in diffusers. Knows no request.
 """
 
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -27,22 +28,20 @@ def _joint(
 
     An operation of its own, so that compiled blocks stay whole and no length is compiled in.
     """
-    if not texts[0].is_cuda:
+    if texts[0].is_cuda:
+        # Triton is not on every machine.
+        from stages.kernels.cuda.joint import join_heads
+
+        join: Any = partial(join_heads, norms=norms, places=places, eps=eps)
+    else:
         texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
+        join = _side_by_side
     told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
     end = 0
     for length, same in groupby(lengths.tolist()):
         run = slice(end, end + len(list(same)))
         end = run.stop
-        of_texts, of_pictures = [each[run, :length] for each in texts], [each[run] for each in pictures]
-        if texts[0].is_cuda:
-            # Triton is not on every machine.
-            from stages.kernels.cuda.joint import join_heads
-
-            joint = list(join_heads(of_texts, of_pictures, norms, places, eps))
-        else:
-            joint = [torch.cat(pair, dim=1) for pair in zip(of_texts, of_pictures, strict=True)]
-        found = dispatch_attention_fn(*joint)
+        found = dispatch_attention_fn(*join([each[run, :length] for each in texts], [each[run] for each in pictures]))
         told[run, :length], shown[run] = found[:, :length], found[:, length:]
     return told, shown
 
@@ -57,6 +56,10 @@ def _ready(
         normed = (turned[at] * root).to(norm.dtype) * norm
         turned[at] = apply_rotary_emb_qwen(normed, places, use_real=False)
     return [*turned, value]
+
+
+def _side_by_side(texts: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.cat(pair, dim=1) for pair in zip(texts, pictures, strict=True)]
 
 
 def _like(texts: list[torch.Tensor], pictures: list[torch.Tensor], *_: object) -> tuple[torch.Tensor, torch.Tensor]:
