@@ -75,17 +75,16 @@ class LeaseLedger:
             return
         key = (lease.owner, lease.number)
         holding = self._live.get(key) or Holding(lease=lease, uid=uid)
-        subject = f"lease {lease.owner}#{lease.number}" + ("" if lease.owner == source else f" put by {source}")
-        event = "put" if lease.owner == source else "foreign put"
-        holding.state = advance(LEASE, holding.state, event, subject, uid)
+        event = "put" if lease.owner == source else f"foreign put by {source}"
+        holding.state = advance(LEASE, holding.state, event, uid, "lease {}#{}", lease.owner, lease.number)
         self._live[key] = holding
 
     def _move(self, lease: Lease, uid: int, event: str, reader: str) -> Holding:
         holding = self._live.get((lease.owner, lease.number), None) or Holding(lease=lease, uid=uid)
-        subject = f"lease {lease.owner}#{lease.number} of request {holding.uid}"
         if holding.uid != uid or holding.lease != lease or (reader and holding.reader != reader):
             event = f"{event} for request {uid} by {reader or 'omni'}"
-        holding.state = advance(LEASE, holding.state, event, subject, uid)
+        names = lease.owner, lease.number, holding.uid
+        holding.state = advance(LEASE, holding.state, event, uid, "lease {}#{} of request {}", *names)
         return holding
 
     def _end(self, lease: Lease, uid: int, event: str, reader: str) -> None:

@@ -181,14 +181,16 @@ class IllegalTransition(Exception):
 
 
 S = TypeVar("S", bound=StrEnum)
+_PLACE, _STREAM, _OUTPUT = "request {} in {}", "stream {}->{} of request {}", "output {} of request {}"
 
 
-def advance(table: Table, state: S, event: str, subject: str, uid: int | None) -> S:
-    """The state after `event`, or IllegalTransition."""
+def advance(table: Table, state: S, event: str, uid: int | None, subject: str, *names: object) -> S:
+    """The state after `event`, or IllegalTransition. `names` go into `subject`'s braces only then: most that happens
+    passes here."""
     try:
         return table[state, event]  # type: ignore[return-value]
     except KeyError:
-        raise IllegalTransition(subject, str(state), event, uid) from None
+        raise IllegalTransition(subject.format(*names), str(state), event, uid) from None
 
 
 @dataclass(slots=True)
@@ -256,7 +258,7 @@ class Lifecycle:
             raise IllegalTransition(f"request {uid}", Request.ABSENT, event, uid) from None
 
     def _on_stage(self, source: str, uid: int, event: str) -> StageRecord:
-        """Most of what happens passes here: words for what cannot be are made only then."""
+        """The place's next state."""
         record = self.record(uid, event).places.get(source)
         state = Stage.ABSENT if record is None else record.state  # events come only from where the request is
         after = STAGE.get((state, event))
@@ -267,7 +269,7 @@ class Lifecycle:
 
     def _on_request(self, uid: int, event: str) -> RequestRecord:
         record = self.record(uid, event)
-        record.state = advance(REQUEST, record.state, event, f"request {uid}", uid)
+        record.state = advance(REQUEST, record.state, event, uid, "request {}", uid)
         return record
 
     def _admitted(self, source: str, event: RequestAdmitted) -> None:
@@ -301,7 +303,7 @@ class Lifecycle:
         for uid, record in self.requests.items():
             for stage in record.stages.values():
                 if stage.process == event.process and stage.state not in STAGE_ENDED:
-                    stage.state = advance(STAGE, stage.state, "process dead", f"request {uid} in {event.process}", uid)
+                    stage.state = advance(STAGE, stage.state, "process dead", uid, _PLACE, uid, event.process)
 
     def _step(self, source: str, event: StepDone) -> None:
         for row in event.rows:
@@ -318,10 +320,11 @@ class Lifecycle:
         self._on_stage(source, event.uid, "put")
         streams = self.requests[event.uid].streams
         stream = streams.setdefault((message.producer, message.consumer), StreamRecord())
-        name = f"stream {message.producer}->{message.consumer} of request {event.uid}"
+        names = message.producer, message.consumer, event.uid
         if message.seq != stream.put:
-            raise IllegalTransition(name, f"at message {stream.put}", f"put of message {message.seq}", event.uid)
-        stream.state = advance(STREAM, stream.state, "put last" if message.eos else "put", name, event.uid)
+            at = f"at message {stream.put}"
+            raise IllegalTransition(_STREAM.format(*names), at, f"put of message {message.seq}", event.uid)
+        stream.state = advance(STREAM, stream.state, "put last" if message.eos else "put", event.uid, _STREAM, *names)
         stream.put += 1
 
     def _got(self, source: str, event: MessageGot) -> None:
@@ -329,27 +332,28 @@ class Lifecycle:
         consumer = source.rpartition(".")[0]
         stream = self.requests[event.uid].streams.setdefault((event.producer, consumer), StreamRecord())
         if event.seq != stream.got:
-            name = f"stream {event.producer}->{consumer} of request {event.uid}"
+            name = _STREAM.format(event.producer, consumer, event.uid)
             raise IllegalTransition(name, f"at message {stream.got}", f"get of message {event.seq}", event.uid)
         stream.got += 1
 
     def _produced(self, source: str, event: OutputProduced) -> None:
         self._on_stage(source, event.uid, "produced")
-        name = f"output {event.modality} of request {event.uid}"
         output = self.requests[event.uid].outputs.get(event.modality)
         if output is None or event.seq != output.chunks:
             at = "not asked for" if output is None else f"at piece {output.chunks}"
-            raise IllegalTransition(name, at, f"piece {event.seq}", event.uid)
-        output.state = advance(OUTPUT, output.state, "produced last" if event.eos else "produced", name, event.uid)
+            raise IllegalTransition(_OUTPUT.format(event.modality, event.uid), at, f"piece {event.seq}", event.uid)
+        word = "produced last" if event.eos else "produced"
+        output.state = advance(OUTPUT, output.state, word, event.uid, _OUTPUT, event.modality, event.uid)
         output.chunks += 1
         output.units += event.units
 
     def _output_finished(self, source: str, event: OutputFinished) -> None:
-        name = f"output {event.modality} of request {event.uid}"
+        names = event.modality, event.uid
         output = self.record(event.uid, "output finished").outputs.get(event.modality)
         if output is None or (output.units, output.chunks) != (event.units, event.chunks):
-            raise IllegalTransition(name, "counted otherwise", f"{event.units} units in {event.chunks}", event.uid)
-        output.state = advance(OUTPUT, output.state, event.outcome, name, event.uid)
+            said = f"{event.units} units in {event.chunks}"
+            raise IllegalTransition(_OUTPUT.format(*names), "counted otherwise", said, event.uid)
+        output.state = advance(OUTPUT, output.state, event.outcome, event.uid, _OUTPUT, *names)
 
     def _request_finished(self, source: str, event: RequestFinished) -> None:
         record = self._on_request(event.uid, "finished")

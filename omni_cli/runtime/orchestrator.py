@@ -155,14 +155,18 @@ class Orchestrator:
                         len(report.events), report.generation)  # fmt: skip
             return
         for event in report.events:
-            try:
-                self._emit(event, report.process)
-            except IllegalTransition as error:
-                self._on_illegal(error, report.process, event)
-                continue
-            handler = _HANDLERS.get(type(event))
-            if handler is not None:
-                handler(self, report.process, event)
+            self.hear(report.process, event)
+
+    def hear(self, process: str, event: events.Event) -> None:
+        """One event of a worker that `replicas.speaks`."""
+        try:
+            self._emit(event, process)
+        except IllegalTransition as error:
+            self._on_illegal(error, process, event)
+            return
+        handler = _HANDLERS.get(type(event))
+        if handler is not None:
+            handler(self, process, event)
 
     def died(self, process: str, cause: str) -> None:
         """A worker has died: its requests are run again or fail, what it was reading comes back, the others go on."""

@@ -251,4 +251,4 @@ class Replicas:
         (self._due.discard if due_ns is None else self._due.add)(replica.process)
 
     def _move(self, replica: Replica, event: str) -> None:
-        replica.state = advance(PROCESS, replica.state, event, f"process {replica.process}", None)
+        replica.state = advance(PROCESS, replica.state, event, None, "process {}", replica.process)

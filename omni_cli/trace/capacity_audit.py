@@ -39,20 +39,19 @@ class CapacityAudit:
 
     def see(self, line: TraceEvent) -> Iterator[str]:
         event = line.event
-        if isinstance(event, ProcessStarted):
-            self._held[event.process] = _Held()
-        elif isinstance(event, ProcessDead):
-            held = self._held.pop(event.process, None)
-            if held is not None and held.due and event.cause == "exit code 0":
-                yield f"{event.process} never said that it was idle"
-        elif isinstance(event, StageSubmitted):
-            held = self._of(event.process)
-            if held.due:
-                yield f"request {event.uid} was given to {event.process}, which had not said that it was idle"
-                held.due = False
-            held.given.add(event.uid)
-        elif line.source == CONTROL:
-            return
+        if line.source == CONTROL:
+            if isinstance(event, ProcessStarted):
+                self._held[event.process] = _Held()
+            elif isinstance(event, ProcessDead):
+                held = self._held.pop(event.process, None)
+                if held is not None and held.due and event.cause == "exit code 0":
+                    yield f"{event.process} never said that it was idle"
+            elif isinstance(event, StageSubmitted):
+                held = self._of(event.process)
+                if held.due:
+                    yield f"request {event.uid} was given to {event.process}, which had not said that it was idle"
+                    held.due = False
+                held.given.add(event.uid)
         elif isinstance(event, _ENDS):
             held = self._of(line.source)
             held.told.discard(event.uid)

@@ -117,22 +117,25 @@ class _Trial:
             StreamAudit(self._lifecycle),
             CapacityAudit(),
         )
+        self._see = tuple(audit.see for audit in self._audits)
 
     def see(self, line: TraceEvent) -> Iterator[str]:
-        for audit in self._audits:
-            yield from audit.see(line)
-        if isinstance(line.event, ProcessDead) and line.event.expected:
-            self._note_killed(line.event.process)
+        event = line.event
+        for see in self._see:
+            yield from see(line)
+        if isinstance(event, ProcessDead) and event.expected:
+            self._note_killed(event.process)
         try:
-            self._lifecycle.apply(line.source, line.event)
-            self._ledger.apply(line.source, line.event)
+            self._lifecycle.apply(line.source, event)
+            self._ledger.apply(line.source, event)
         except IllegalTransition as error:
             yield f"{name_of(line)}: {error}"
-        for uid in self._may_be_over(line.event):
-            if self._lifecycle.requests[uid].over:
-                self._lifecycle.forget(uid)
-                for audit in self._audits:
-                    audit.forget(uid)
+        if type(event) in _ENDS:
+            for uid in self._may_be_over(event):
+                if self._lifecycle.requests[uid].over:
+                    self._lifecycle.forget(uid)
+                    for audit in self._audits:
+                        audit.forget(uid)
 
     def _note_killed(self, process: str) -> None:
         """Of a request that was still being cancelled, the slots in the hands of a killed process stay as they are."""
@@ -144,8 +147,6 @@ class _Trial:
         self._in_its_hands.update(holding.lease for holding in read if (holding.uid, process) in self._killed)
 
     def _may_be_over(self, event: Event) -> tuple[int, ...]:
-        if type(event) not in _ENDS:
-            return ()
         if isinstance(event, ProcessDead):
             return tuple(self._lifecycle.requests)
         uid: int = event.uid  # type: ignore[union-attr]

@@ -57,25 +57,22 @@ def decode(line: bytes | str) -> TraceEvent:
         data = _slowly(line)
     if not isinstance(data, dict):
         raise CodecError(f"not a JSON object but {type(data).__name__}")
-    kind = data.get("kind")
+    try:
+        return _TAKERS[data["kind"]](data)
+    except (KeyError, TypeError, CodecError):
+        return _decode_line(data)  # takes three times as long, and says what is wrong
+
+
+def _decode_line(data: dict[str, Any]) -> TraceEvent:
+    kind, source, ordinal = (data.pop(key, None) for key in _HEADER)
     cls = _CLASSES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise CodecError(f"kind: no event is called {kind!r}")
     if cls is RunStarted and data.get("schema") != SCHEMA:
         raise CodecError(f"schema: written in version {data.get('schema')!r}, this omni reads version {SCHEMA}")
-    source, ordinal = data.pop("src", None), data.pop("n", None)
-    if source.__class__ is not str or ordinal.__class__ is not int:
-        raise _fail("src", "str", source) if source.__class__ is not str else _fail("n", "int", ordinal)
-    del data["kind"]
-    try:
-        event = _TAKERS[cls](data)
-    except (KeyError, TypeError, CodecError):
-        event = _decoder(cls)("", data)  # takes three times as long, and says what is wrong
-    made: TraceEvent = object.__new__(TraceEvent)  # as a taker does
-    _SET_SOURCE(made, source)
-    _SET_ORDINAL(made, ordinal)
-    _SET_EVENT(made, event)
-    return made
+    if not isinstance(source, str) or type(ordinal) is not int:
+        raise _fail("n", "int", ordinal) if isinstance(source, str) else _fail("src", "str", source)
+    return TraceEvent(source=source, ordinal=ordinal, event=_decoder(cls)("", data))
 
 
 def _slowly(line: bytes | str) -> Any:
@@ -306,24 +303,37 @@ def _taken(hint: Any, value: str) -> str:
 
 
 def _compile_taker(cls: Any) -> str:
-    """As `_compile`, the other way. Slots are set one by one: the constructor of a frozen class takes twice as long."""
+    """As `_compile`, the other way. An event is taken together with what its line says beside it.
+
+    Slots are filled while the object is of a class like `cls` that is not frozen, which a constructor does not allow.
+    """
     name = f"take_{cls.__name__}"
     if name not in _TAKER_NAMES:
-        keys = _keys(cls)
-        lines = [f"def {name}(data):", f" if len(data) != {len(keys)}: refuse()", f" made = new({name}_class)"]
-        for field, key, hint in keys:
-            _TAKER_NAMES[f"set_{name}_{field}"] = getattr(cls, field).__set__
-            lines.append(f" value = data[{key!r}]; set_{name}_{field}(made, {_taken(hint, 'value')})")
-        for hidden in fields(cls):
-            if (cls, hidden.name) in _UNWRITTEN:
-                _TAKER_NAMES[f"set_{name}_{hidden.name}"] = getattr(cls, hidden.name).__set__
-                lines.append(f" set_{name}_{hidden.name}(made, None)")
-        _TAKER_NAMES[f"{name}_class"] = cls
+        keys, line = _keys(cls), cls in KINDS
+        _TAKER_NAMES.update({f"{name}_class": cls, f"{name}_open": _open(cls)})
+        lines = [f"def {name}(data):", f" if len(data) != {len(keys) + line * len(_HEADER)}: refuse()"]
+        lines += [f" made = new({name}_open)"]
+        lines += [f" value = data[{key!r}]; made.{field} = {_taken(hint, 'value')}" for field, key, hint in keys]
+        lines += [f" made.{f.name} = None" for f in fields(cls) if (cls, f.name) in _UNWRITTEN]
+        lines += [f" made.__class__ = {name}_class"]
+        if line:
+            lines += [" line = new(line_open); line.event = made"]
+            lines += [f" value = data['src']; line.source = {_taken(str, 'value')}"]
+            lines += [f" value = data['n']; line.ordinal = {_taken(int, 'value')}"]
+            lines += [" line.__class__ = line_class; made = line"]
         exec("\n".join([*lines, " return made"]), _TAKER_NAMES)
     return name
 
 
-_SET_SOURCE, _SET_ORDINAL, _SET_EVENT = (getattr(TraceEvent, f.name).__set__ for f in fields(TraceEvent))
-_TAKERS: dict[Any, Callable[[Any], Any]] = {cls: _TAKER_NAMES[_compile_taker(cls)] for cls in EVENT_CLASSES}
+def _open(cls: Any) -> type:
+    return type(cls.__name__, (), {"__slots__": cls.__slots__})
+
+
+_TAKER_NAMES |= {"line_class": TraceEvent, "line_open": _open(TraceEvent)}
+_TAKERS: dict[str, Callable[[Any], TraceEvent]] = {
+    kind: _TAKER_NAMES[_compile_taker(cls)]
+    for cls, kind in KINDS.items()
+    if cls is not RunStarted  # for its `schema`
+}
 _ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _line_encoder(cls) for cls in EVENT_CLASSES}
 _CLASSES: dict[str, Any] = {kind: cls for cls, kind in KINDS.items()}

@@ -70,7 +70,7 @@ class ProcessAudit:
     def _move(self, name: str, event: str) -> Iterator[str]:
         life = self._lives.setdefault(name, _Life())
         try:
-            life.state = advance(PROCESS, life.state, event, f"process {name}", None)
+            life.state = advance(PROCESS, life.state, event, None, "process {}", name)
         except IllegalTransition as error:
             yield str(error)
 

@@ -37,7 +37,7 @@ from omni_cli.trace.script import Script
 from omni_cli.trace.until import Until
 from omni_cli.trace.why import LastHeard
 from stages.errors import PayloadTooLarge
-from stages.events import MessagePut, StepDone, StepReport
+from stages.events import MessagePut, StepDone
 from stages.lease import Lease
 from stages.messages import REQUEST
 from stages.payload import Payload, PayloadRef, Tensor
@@ -182,10 +182,8 @@ class Replay:
         elif head.source != CONTROL:
             self._settle()
             self._cause = (at, head)
-            generation = self.generations.get(head.source, 0)
-            self.orchestrator.report(
-                StepReport(process=head.source, seq=0, events=(head.event,), generation=generation)  # type: ignore[arg-type]
-            )
+            if self.orchestrator.replicas.speaks(head.source, self.generations.get(head.source, 0)):
+                self.orchestrator.hear(head.source, head.event)
         else:
             self._take_control(head)
         if self.script.line == at:

@@ -186,7 +186,7 @@ class StageAudit:
             yield from self._cancelled(stage, uid, record, work)
         if (word := _WORDS.get(type(event))) is not None:
             try:
-                work.state = advance(STAGE, work.state, word, f"request {uid} in {source}, cancel aside,", uid)
+                work.state = advance(STAGE, work.state, word, uid, "request {} in {}, cancel aside,", uid, source)
             except IllegalTransition as error:
                 if held.state is Stage.CANCELLING:  # otherwise the tables report the same
                     yield str(error)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from random import Random
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
 from stages.messages import ImageParams
 from stages.payload import Payload
-from stages.runners.base import ModelRunner
-from stages.worker.channel import Inbox, Outbox
+
+if TYPE_CHECKING:  # a plan needs none of a stage's machinery
+    from stages.runners.base import ModelRunner
+    from stages.worker.channel import Inbox, Outbox
 
 # short name -> package below stages.models with `contract.py` (CONTRACTS) and `stage.py` (build_runner)
 _PACKAGES = {
@@ -198,14 +200,14 @@ def options_node(family: str) -> str:
     return _PACKAGES.get(family, family)
 
 
-def build_runner(spec: StageSpec) -> ModelRunner:
+def build_runner(spec: StageSpec) -> "ModelRunner":
     """The runner of one stage; called inside the stage process only."""
     module = import_module(f"stages.models.{_PACKAGES[spec.family]}.stage")
     runner: ModelRunner = module.build_runner(spec)
     return runner
 
 
-def run_reference(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
+def run_reference(spec: StageSpec, inbox: "Inbox", outbox: "Outbox") -> None:
     """The family's model without stages, in place of a worker; called in a process of its own only."""
     module = import_module(f"stages.models.{_PACKAGES[spec.family]}.reference")
     module.run(spec, inbox, outbox)

@@ -65,7 +65,7 @@ def test_an_ended_request_ends_only_once():
     for ended in REQUEST_ENDED:
         for event in ("finished", "failed", "cancelled", "submitted"):
             with pytest.raises(IllegalTransition):
-                advance(REQUEST, ended, event, "request 1", 1)
+                advance(REQUEST, ended, event, 1, "request 1")
 
 
 def test_a_cancelling_stage_takes_what_was_on_the_wire_and_then_the_answer():
