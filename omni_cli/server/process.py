@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import errno
 import logging
 import os
 import secrets
@@ -35,7 +34,7 @@ from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
-from omni_cli.server.starting import Starting
+from omni_cli.server.starting import ACCEPT_AGAIN_S, HAS_TO_WAIT, NO_DESCRIPTOR, Starting
 from omni_cli.server.timelines import Timelines
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
@@ -45,7 +44,6 @@ from omni_cli.trace.why import LastHeard
 log = logging.getLogger("omni.server")
 
 _LAST_WORDS_S = 2.0  # for telling clients that the server ends
-_ACCEPT_AGAIN_S = 1.0  # asyncio's own pause where no descriptor is left for a connection
 
 SERVED = ("text", "audio", "image")
 
@@ -192,12 +190,12 @@ class _Doorkeeper:
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)):
+        if not (isinstance(error, OSError) and error.errno in NO_DESCRIPTOR):
             if not (self._next_s and isinstance(error, ValueError) and self._listening.fileno() < 0):
                 loop.default_exception_handler(context)
         elif loop.time() >= self._next_s:
-            self._next_s = loop.time() + _ACCEPT_AGAIN_S
-            log.warning("a new connection has to wait: %s", reason(error))
+            self._next_s = loop.time() + ACCEPT_AGAIN_S
+            log.warning(HAS_TO_WAIT, reason(error))
 
 
 class _Server(uvicorn.Server):

@@ -1,7 +1,10 @@
 """Answers 503 on the public port while the stages load, so that a health check hears `starting` and not silence; but
 `/health/live` with 200, or whoever asks would end a server that is loading."""
 
+import contextlib
+import errno
 import json
+import logging
 import re
 import selectors
 import socket
@@ -9,6 +12,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from omni_cli.errors import reason
+
+log = logging.getLogger("omni.server")
+
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
+ACCEPT_AGAIN_S = 1.0  # asyncio's own pause where no descriptor is left for a connection
+HAS_TO_WAIT = "a new connection has to wait: %s"
 _BODY = json.dumps(
     {"status": "starting", "error": {"message": "the server is starting", "type": "server_error", "param": None,
                                      "code": "starting"}}
@@ -28,6 +38,7 @@ class Starting:
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
         self._stop, self._stopped = socket.socketpair()
+        self._stopped.settimeout(ACCEPT_AGAIN_S)
         self._thread = threading.Thread(target=self._answer_all, name="omni:starting", daemon=True)
 
     def __enter__(self) -> "Starting":
@@ -53,8 +64,12 @@ class Starting:
                     return
                 try:
                     client, _ = self._listening.accept()
-                except OSError:
-                    continue  # the client has left already
+                except OSError as error:
+                    if error.errno in NO_DESCRIPTOR:
+                        log.warning(HAS_TO_WAIT, reason(error))
+                        with contextlib.suppress(TimeoutError):
+                            self._stopped.recv(1)
+                    continue  # otherwise the client has left already
                 answering.submit(_answer, client)
 
 

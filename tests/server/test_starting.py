@@ -1,6 +1,9 @@
 """What is said and refused before any stage is there."""
 
+import errno
+import os
 import socket
+import time
 
 import pytest
 
@@ -22,6 +25,33 @@ def test_who_says_nothing_holds_up_no_health_check():
         silent.setblocking(False)
         with pytest.raises(BlockingIOError):  # it is still listened to
             silent.recv(1)
+
+
+class _Full(socket.socket):
+    """No descriptor is left for a connection, until half a second after the first was asked for."""
+
+    free_at, tries = 0.0, 0
+
+    def accept(self):
+        self.tries += 1
+        self.free_at = self.free_at or time.monotonic() + 0.5
+        if time.monotonic() < self.free_at:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().accept()
+
+
+def test_without_descriptors_a_connection_waits_a_second_and_the_log_says_what_helps(caplog):
+    with (
+        _Full(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening,
+        Starting(listening),
+        socket.create_connection(listening.getsockname(), timeout=30) as client,
+    ):
+        client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 503")
+        assert listening.tries == 2
+    (said,) = caplog.messages
+    assert "a new connection has to wait: Too many open files" in said
+    assert "raise `ulimit -n`" in said
 
 
 def test_a_recipe_that_no_route_serves_is_refused_with_the_way_out():
