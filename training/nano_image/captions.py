@@ -3,6 +3,9 @@
 import hashlib
 import random
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from training.nano_image.drawings import BACKGROUNDS, Drawings
 
@@ -50,11 +53,69 @@ def draw_scene(chance: random.Random, drawings: Drawings, *, pairs: float, unsee
             return scene
 
 
+class Combinations:
+    """All scenes that fit, drawn on the device as rows int64 [scenes, 4]: thing, right thing (-1: none), size and
+    background. `unseen` as in `draw_scene`; None: all."""
+
+    def __init__(self, drawings: Drawings, device: str, *, unseen: bool | None) -> None:
+        things, grounds = len(drawings.names), list(BACKGROUNDS)
+        own = torch.tensor([grounds.index(colour) if colour in grounds else -1 for colour in drawings.colours])
+
+        def wanted(thing: int, right: int | None, ground: int) -> bool:
+            scene = Scene(thing=thing, right=right, size=0, background=ground)
+            return unseen is None or held_out(scene, drawings) == unseen
+
+        singles = [(thing, -1, at) for thing in range(things) for at in range(len(grounds)) if wanted(thing, None, at)]
+        pairs = torch.tensor(
+            [
+                (left, right)
+                for left in range(things)
+                for right in range(things)
+                if left != right and wanted(left, right, 0)
+            ]
+        )
+        every = torch.arange(len(grounds)).repeat(len(pairs))[:, None]
+        self._rows = []
+        for rows in (torch.tensor(singles), torch.cat([pairs.repeat_interleave(len(grounds), 0), every], 1)):
+            clash = (own[rows[:, :2].clamp(min=0)] == rows[:, 2:]) & (rows[:, :2] >= 0)
+            self._rows.append(rows[~clash.any(1)].to(device))
+
+    def draw(self, count: int, *, pairs: float) -> Any:
+        """As many, from torch's own generator; `pairs` is the share with two things."""
+        single, double = (rows[torch.randint(len(rows), (count,), device=rows.device)] for rows in self._rows)
+        two = torch.rand(count, 1, device=single.device) < pairs
+        chosen = torch.where(two, double, single)
+        size = torch.randint(len(SIZES), (count, 1), device=single.device) * ~two
+        return torch.cat([chosen[:, :2], size, chosen[:, 2:]], 1)
+
+
+def scenes_of(rows: Any) -> list[Scene]:
+    return [
+        Scene(thing=thing, right=None if right < 0 else right, size=size, background=ground)
+        for thing, right, size, ground in rows.tolist()
+    ]
+
+
 def plain(scene: Scene, drawings: Drawings) -> str:
     """The caption that scores are measured with."""
     return _sentence(scene, drawings, "{things} on a {ground} background")
 
 
+# What some things are called as well.
+_ALSO = {
+    "red apple": "apple",
+    "bicycle": "bike",
+    "airplane": "plane",
+    "television": "tv",
+    "rabbit": "bunny",
+    "doughnut": "donut",
+    "hamburger": "burger",
+    "birthday cake": "cake",
+    "soccer ball": "ball",
+    "alarm clock": "clock",
+    "sunflower": "flower",
+    "sailboat": "boat",
+}
 _SINGLE = ("{things} on a {ground} background", "{things} on {ground}", "{things}, {ground} background")
 _LEADS = ("", "", "", "", "draw ", "a picture of ", "please draw ", "a drawing of ")
 
@@ -78,15 +139,17 @@ def vocabulary(drawings: Drawings) -> list[str]:
         for thing in range(len(drawings.names))
         for ground in range(len(BACKGROUNDS))
     ]
-    words = " ".join(("small big next to left right of the and beside an A An Draw Please", *_LEADS))
+    words = " ".join((*_ALSO.values(), "small big next to left right of the and beside an A An Draw Please", *_LEADS))
     return [words] * 50 + [vary(chance, scene, drawings) for scene in scenes]
 
 
 def _sentence(scene: Scene, drawings: Drawings, form: str, chance: random.Random | None = None) -> str:
-    left = _noun(SIZES[scene.size], drawings.names[scene.thing])
-    things = left
+    names = [drawings.names[thing] for thing in (scene.thing, scene.right) if thing is not None]
+    if chance is not None:
+        names = [_ALSO.get(name, name) if chance.random() < 0.5 else name for name in names]
+    things = _noun(SIZES[scene.size], names[0])
     if scene.right is not None:
-        right = _noun("", drawings.names[scene.right])
+        left, right = things, _noun("", names[1])
         join = f"{left} and {right}"
         others = (f"{left} next to {right}", f"{left} to the left of {right}", f"{right} to the right of {left}")
         things = join if chance is None else chance.choice((join, join, *others))

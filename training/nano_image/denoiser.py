@@ -5,7 +5,8 @@ Source: Liu et al., "Flow Straight and Fast" (arXiv:2209.03003), with time drawn
 
 import logging
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +14,16 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from training.budget import moments
 from training.nano_image import layout
-from training.nano_image.captions import draw_scene, vary, vocabulary
+from training.nano_image.captions import Combinations, scenes_of, vary, vocabulary
 from training.nano_image.drawings import Drawings
 from training.nano_image.scenes import Painter
 
 log = logging.getLogger(__name__)
-_RATE = 8e-4
-_DECAY = 0.999
+_RATE = 1e-3
+_DECAY, _MEAN_EVERY = 0.995, 4
+_KEEP_SECONDS = 60.0
 _UNCONDITIONED = 0.1
-_PAIRS = 0.4
+_PAIRS = 0.5
 
 
 class Denoiser(torch.nn.Module):
@@ -33,7 +35,7 @@ class Denoiser(torch.nn.Module):
 
     def forward(self, latents: Any, time: Any, ids: Any, mask: Any) -> Any:
         """Velocity of packed latents [batch, tokens, 4 x channels] at `time` [batch], 0 to 1, for text [batch, ids]."""
-        read = self.text_encoder(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[-1]
+        read = self.text_encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
         side = round(latents.shape[1] ** 0.5)
         return self.transformer(
             hidden_states=latents,
@@ -55,8 +57,11 @@ def train(
     batch: int,
     device: str,
     seed: int,
+    keep: Callable[[Any], None] = lambda pipeline: None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Any:
-    """diffusers' pipeline, all its parts trained, float32. `scenes` are drawn beforehand and seen again and again."""
+    """diffusers' pipeline, all its parts trained, float32. `scenes` are drawn beforehand and seen again and again;
+    `keep` gets the pipeline as it is every minute."""
     torch.manual_seed(seed)
     tokenizer = layout.tokenizer(vocabulary(drawings))
     model = Denoiser(
@@ -67,7 +72,10 @@ def train(
     empty_ids, empty_mask = _texts(tokenizer, [""], ids.shape[1], device)
     log.info("denoiser: %.2f M values, %d scenes", sum(p.numel() for p in model.parameters()) / 1e6, len(latents))
     mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(_DECAY))
-    optimizer = torch.optim.AdamW(model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=0.01, fused=device == "cuda"
+    )
+    kept = clock()
     if device == "cuda":
         model.transformer.compile_repeated_blocks()
     for now in moments(seconds):
@@ -75,22 +83,29 @@ def train(
         rows = torch.randint(len(latents), (batch,), device=device)
         clean = latents[rows].float()
         bare = (torch.rand(batch, 1, device=device) < _UNCONDITIONED).expand(-1, ids.shape[1])
-        noise, time = torch.randn_like(clean), torch.sigmoid(torch.randn(batch, device=device) + 0.4)
-        at = time[:, None, None]
+        noise, when = torch.randn_like(clean), torch.sigmoid(torch.randn(batch, device=device) + 0.4)
+        at = when[:, None, None]
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             text, read = torch.where(bare, empty_ids, ids[rows]), torch.where(bare, empty_mask, mask[rows])
-            velocity = model((1 - at) * clean + at * noise, time, text, read)
+            velocity = model((1 - at) * clean + at * noise, when, text, read)
         loss = (velocity.float() - (noise - clean)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        mean.update_parameters(model)
+        if now.step % _MEAN_EVERY == 0:
+            mean.update_parameters(model)
+        if clock() - kept > _KEEP_SECONDS:
+            kept = clock()
+            keep(_pipeline(mean.module, autoencoder, tokenizer))
         if now.step % 250 == 0:
             log.info("denoiser: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
-    done = mean.module
+    return _pipeline(mean.module, autoencoder, tokenizer)
+
+
+def _pipeline(model: Denoiser, autoencoder: Any, tokenizer: Any) -> Any:
     return layout.pipeline(
-        vae=autoencoder, text_encoder=done.text_encoder, tokenizer=tokenizer, transformer=done.transformer
+        vae=autoencoder, text_encoder=model.text_encoder, tokenizer=tokenizer, transformer=model.transformer
     )
 
 
@@ -98,21 +113,21 @@ def _data(
     drawings: Drawings, painter: Painter, autoencoder: Any, tokenizer: Any, count: int, seed: int
 ) -> tuple[Any, Any, Any]:
     """Packed latents (bfloat16), token ids and masks of as many scenes, on the painter's device."""
-    chance, generator = random.Random(seed + 2), torch.Generator().manual_seed(seed + 2)
-    scenes = [draw_scene(chance, drawings, pairs=_PAIRS, unseen=False) for _ in range(count)]
+    device = str(autoencoder.device)
+    rows = Combinations(drawings, device, unseen=False).draw(count, pairs=_PAIRS)
     mean, deviation = (
         torch.tensor(values)[None, :, None, None]
         for values in (autoencoder.config.latents_mean, autoencoder.config.latents_std)
     )
     packed, pack = [], layout.pipeline()._pack_latents
     with torch.no_grad():
-        for start in range(0, count, 256):
-            pixels = painter.paint(scenes[start : start + 256], generator)
+        for part in rows.split(512):
+            pixels = painter.paint_rows(part)
             found = autoencoder.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
             scaled = (found - mean.to(found)) / deviation.to(found)
             packed.append(pack(scaled, *scaled.shape).bfloat16())
-    device = str(packed[0].device)
-    texts = [vary(chance, scene, drawings) for scene in scenes]
+    chance = random.Random(seed + 2)
+    texts = [vary(chance, scene, drawings) for scene in scenes_of(rows)]
     return torch.cat(packed), *_texts(tokenizer, texts, None, device)
 
 

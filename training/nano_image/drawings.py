@@ -2,7 +2,6 @@
 
 import math
 import re
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,20 +27,41 @@ COLOURS = {
     "yellow": (250, 210, 20),
     "purple": (140, 50, 180),
     "orange": (250, 130, 20),
+    "pink": (250, 120, 190),
     "white": (250, 250, 250),
     "black": (10, 10, 10),
 }
 SHAPES = ("circle", "square", "triangle", "star", "heart", "ring")
 
 _BITMAP = 109  # the font's only size
-_RANGES = (range(0x1F300, 0x1F650), range(0x1F680, 0x1F6D0), range(0x1F950, 0x1F9D0))
-# Names that are no word for what is seen, people, and what is too much alike to be told apart.
-_UNFIT = re.compile(
-    r"face|sign|symbol|arrow|square|button|clock|person|man|woman|men|boy|girl|people|family|couple|hand|finger"
-    r"|japanese|input|black|white|moon|kiss|baby|head|mail|no |non-|do not|emoji|heart|level|half|selector|negative"
-    r"|fist|circled|id|currency|dancer|silhouette|bust|mark|triangle|hair|police|worker|guard|princess|lovers|hotel"
-    r"|love|with|of|circle|diamond|large|small|high|low|end|back|on |top|soon|over|and"
-)
+# The word, then the drawing: what people would ask for, and what can be told apart at a glance.
+_THINGS = """
+red apple 🍎 green apple 🍏 pear 🍐 orange 🍊 lemon 🍋 banana 🍌 watermelon 🍉 grapes 🍇 strawberry 🍓 cherries 🍒
+peach 🍑 pineapple 🍍 coconut 🥥 kiwi 🥝 tomato 🍅 eggplant 🍆 avocado 🥑 broccoli 🥦 cucumber 🥒 hot pepper 🌶
+corn 🌽 carrot 🥕 potato 🥔 garlic 🧄 onion 🧅 mushroom 🍄 peanuts 🥜 bread 🍞 croissant 🥐 pretzel 🥨 pancakes 🥞
+cheese 🧀 egg 🥚 bacon 🥓 hamburger 🍔 fries 🍟 pizza 🍕 hot dog 🌭 sandwich 🥪 taco 🌮 salad 🥗 popcorn 🍿 sushi 🍣
+spaghetti 🍝 soup 🍲 ice cream 🍨 doughnut 🍩 cookie 🍪 birthday cake 🎂 cupcake 🧁 pie 🥧 chocolate bar 🍫 candy 🍬
+lollipop 🍭 honey pot 🍯 coffee ☕ beer 🍺 wine glass 🍷 cocktail 🍸 cat 🐈 dog 🐕 mouse 🐁 hamster 🐹 rabbit 🐇
+fox 🦊 bear 🐻 panda 🐼 koala 🐨 tiger 🐅 lion 🦁 cow 🐄 pig 🐖 frog 🐸 monkey 🐒 gorilla 🦍 chicken 🐔 rooster 🐓
+penguin 🐧 bird 🐦 chick 🐤 duck 🦆 eagle 🦅 owl 🦉 parrot 🦜 flamingo 🦩 peacock 🦚 bat 🦇 wolf 🐺 horse 🐎
+unicorn 🦄 bee 🐝 bug 🐛 butterfly 🦋 snail 🐌 ladybug 🐞 ant 🐜 spider 🕷 scorpion 🦂 turtle 🐢 snake 🐍 lizard 🦎
+dinosaur 🦕 octopus 🐙 shrimp 🦐 crab 🦀 lobster 🦞 fish 🐟 tropical fish 🐠 dolphin 🐬 whale 🐳 shark 🦈
+crocodile 🐊 zebra 🦓 elephant 🐘 hippo 🦛 rhino 🦏 camel 🐪 giraffe 🦒 kangaroo 🦘 sheep 🐑 goat 🐐 deer 🦌 llama 🦙
+hedgehog 🦔 raccoon 🦝 dragon 🐉 tree 🌳 pine tree 🌲 palm tree 🌴 cactus 🌵 clover 🍀 maple leaf 🍁 rose 🌹 tulip 🌷
+sunflower 🌻 daisy 🌼 bouquet 💐 shell 🐚 sun ☀ moon 🌙 cloud ☁ rainbow 🌈 lightning ⚡ snowflake ❄ snowman ⛄
+fire 🔥 droplet 💧 wave 🌊 volcano 🌋 mountain 🏔 island 🏝 smiley 😀 ghost 👻 skull 💀 robot 🤖 alien 👽 pumpkin 🎃
+clown 🤡 baby 👶 eye 👁 ear 👂 nose 👃 mouth 👄 tooth 🦷 bone 🦴 hand ✋ house 🏠 castle 🏰 factory 🏭 church ⛪
+tent ⛺ school 🏫 hospital 🏥 fountain ⛲ statue 🗽 carousel 🎠 door 🚪 bed 🛏 car 🚗 taxi 🚕 bus 🚌 police car 🚓
+ambulance 🚑 fire truck 🚒 truck 🚚 tractor 🚜 bicycle 🚲 scooter 🛵 motorcycle 🏍 train 🚂 airplane ✈ helicopter 🚁
+rocket 🚀 sailboat ⛵ ship 🚢 speedboat 🚤 anchor ⚓ traffic light 🚦 balloon 🎈 gift 🎁 party popper 🎉
+soccer ball ⚽ basketball 🏀 football 🏈 baseball ⚾ tennis ball 🎾 volleyball 🏐 bowling 🎳 trophy 🏆 medal 🥇
+dart board 🎯 dice 🎲 guitar 🎸 violin 🎻 trumpet 🎺 saxophone 🎷 drum 🥁 piano 🎹 microphone 🎤 headphones 🎧
+musical note 🎵 bell 🔔 radio 📻 camera 📷 television 📺 phone 📱 laptop 💻 printer 🖨 watch ⌚ alarm clock ⏰
+hourglass ⌛ light bulb 💡 candle 🕯 battery 🔋 magnet 🧲 key 🔑 lock 🔒 hammer 🔨 wrench 🔧 scissors ✂ pencil ✏
+paintbrush 🖌 paperclip 📎 book 📖 books 📚 newspaper 📰 envelope ✉ package 📦 microscope 🔬 telescope 🔭 globe 🌍
+money bag 💰 gem 💎 crown 👑 hat 🎩 glasses 👓 dress 👗 shirt 👕 jeans 👖 shoe 👟 boot 👢 umbrella ☂ backpack 🎒
+handbag 👜 lipstick 💄 bathtub 🛁 toilet 🚽 chair 💺 shopping cart 🛒 teddy bear 🧸 artist palette 🎨
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,15 +109,10 @@ def _emoji(font: Path) -> dict[str, Any]:
 
     face = ImageFont.truetype(str(font), _BITMAP)
     found = {}
-    for code in (code for span in _RANGES for code in span):
-        name = unicodedata.name(chr(code), "").lower()
-        if not re.fullmatch("[a-z]+( [a-z]+)?", name) or _UNFIT.search(name):
-            continue
+    for name, drawing in re.findall(r"([a-z ]+) ([^a-z\s])", _THINGS):
         image = Image.new("RGBA", (136, 136), (0, 0, 0, 0))
-        ImageDraw.Draw(image).text((0, 4), chr(code), font=face, embedded_color=True)
-        sprite = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
-        if sprite[..., 3].mean() > 40:  # else the font has no such picture
-            found[name] = sprite
+        ImageDraw.Draw(image).text((0, 4), drawing, font=face, embedded_color=True)
+        found[name.strip()] = np.asarray(image.resize((SIDE, SIDE), Image.Resampling.LANCZOS))
     return found
 
 

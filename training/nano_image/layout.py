@@ -3,20 +3,32 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
 from stages.models.qwen_image.tiny import SCHEDULER, TOKENS
 
-_WIDTH = 160
+SIDE = 64
+"""Pixels of a picture, wide and high."""
+_CHANNELS, _WIDTH = 8, 160
 _TRANSFORMER = {
+    "in_channels": 4 * _CHANNELS,
+    "out_channels": _CHANNELS,
     "num_layers": 5,
     "num_attention_heads": 5,
     "attention_head_dim": 32,
     "joint_attention_dim": _WIDTH,
     "axes_dims_rope": [8, 12, 12],
 }
-_VAE: dict[str, Any] = {"base_dim": 16, "z_dim": 16, "dim_mult": [1, 2, 4, 4], "num_res_blocks": 1}
+_VAE: dict[str, Any] = {
+    "base_dim": 16,
+    "z_dim": _CHANNELS,
+    "dim_mult": [1, 2, 4],
+    "num_res_blocks": 1,
+    "temperal_downsample": [False, False],  # as many as there are halvings of the side: a latent is 4 pixels wide
+}
 _TEXT = {
     "hidden_size": _WIDTH,
-    "intermediate_size": 3 * _WIDTH,
+    "intermediate_size": 2 * _WIDTH,
     "num_hidden_layers": 2,
     "num_attention_heads": 5,
     "num_key_value_heads": 5,
@@ -35,10 +47,10 @@ _VISION = {
     "out_hidden_size": _WIDTH,
     "fullatt_block_indexes": [0],
 }
-_VOCABULARY = 1400
+_VOCABULARY = 1300
 
 # What a request is given that leaves it open: the size it was trained at, and guidance, without which it draws worse.
-DEFAULTS: dict[str, Any] = {"width": 128, "height": 128, "steps": 8, "negative_prompt": "", "true_cfg_scale": 3.0}
+DEFAULTS: dict[str, Any] = {"width": SIDE, "height": SIDE, "steps": 8, "negative_prompt": "", "true_cfg_scale": 3.0}
 
 
 def transformer() -> Any:
@@ -51,9 +63,8 @@ def vae(mean: Sequence[float] | None = None, deviation: Sequence[float] | None =
     """`mean` and `deviation` are those of its latents, a value a channel: 0 and 1 until they are measured."""
     from diffusers import AutoencoderKLQwenImage
 
-    channels = _VAE["z_dim"]
     return AutoencoderKLQwenImage(
-        **_VAE, latents_mean=list(mean or [0.0] * channels), latents_std=list(deviation or [1.0] * channels)
+        **_VAE, latents_mean=list(mean or [0.0] * _CHANNELS), latents_std=list(deviation or [1.0] * _CHANNELS)
     )
 
 
@@ -61,9 +72,12 @@ def text_encoder(tokenizer: Any) -> Any:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {**_TEXT, "vocab_size": len(tokenizer)}
-    return Qwen2_5_VLForConditionalGeneration(
+    model = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=_VISION, tie_word_embeddings=True)
     )
+    # So large that a word is not lost in what attention adds before anything is learnt.
+    nn.init.normal_(model.get_input_embeddings().weight, std=0.5)
+    return model
 
 
 def tokenizer(text: Sequence[str]) -> Any:

@@ -15,33 +15,36 @@ _JITTER = 0.05
 
 
 class Painter:
-    """Renders scenes at the sprites' side. float32 in [-1, 1]."""
+    """Renders scenes, float32 in [-1, 1]; `side` divides the sprites' side, which it is where nothing is said."""
 
-    def __init__(self, drawings: Drawings, device: str) -> None:
+    def __init__(self, drawings: Drawings, device: str, side: int | None = None) -> None:
         sprites = torch.from_numpy(drawings.sprites).permute(0, 3, 1, 2).float().div(255)
         sprites[:, :3] *= sprites[:, 3:]  # premultiplied, so that they can be interpolated
-        self._sprites = sprites.to(device)
+        self._sprites = F.avg_pool2d(sprites, sprites.shape[-1] // (side or sprites.shape[-1])).to(device)
         self._grounds = torch.tensor(list(BACKGROUNDS.values()), device=device).float() / 255
+        self._scales = torch.tensor(_SCALES, device=device)
 
     def paint(self, scenes: Sequence[Scene], generator: torch.Generator) -> Any:
         """float32 [scenes, 3, side, side]. `generator` (CPU) moves and scales things a little."""
-        device = self._sprites.device
+        rows = [(one.thing, -1 if one.right is None else one.right, one.size, one.background) for one in scenes]
+        return self.paint_rows(torch.tensor(rows, device=self._sprites.device), generator)
+
+    def paint_rows(self, rows: Any, generator: torch.Generator | None = None) -> Any:
+        """As `paint`, of rows of Combinations, nothing of which leaves the device."""
+        things, (size, ground), pair = rows[:, :2], rows[:, 2:].unbind(1), rows[:, 1] >= 0
+        noise = torch.rand(2, len(rows), 3, generator=generator, device=generator.device if generator else rows.device)
+        noise = noise.to(rows.device) * 2 - 1
         side = self._sprites.shape[-1]
-        ground = self._grounds[torch.tensor([scene.background for scene in scenes], device=device)]
-        canvas = ground[:, :, None, None].expand(-1, -1, side, side)
-        noise = torch.rand(2, len(scenes), 3, generator=generator) * 2 - 1
+        canvas = self._grounds[ground][:, :, None, None].expand(-1, -1, side, side)
+        scales = torch.where(pair, _PAIR_SCALE, self._scales[size])
         for slot in (0, 1):
-            things = [scene.thing if slot == 0 else scene.right for scene in scenes]
-            shown = torch.tensor([thing is not None for thing in things], device=device).float()
-            scale = torch.tensor([_PAIR_SCALE if s.right is not None else _SCALES[s.size] for s in scenes])
-            place = torch.tensor([_PAIR_PLACE * (2 * slot - 1) if s.right is not None else 0.0 for s in scenes])
-            scale = scale * (1 + _JITTER * noise[slot, :, 0])
-            theta = torch.zeros(len(scenes), 2, 3)
+            scale = scales * (1 + _JITTER * noise[slot, :, 0])
+            theta = torch.zeros(len(rows), 2, 3, device=rows.device)
             theta[:, 0, 0] = theta[:, 1, 1] = 1 / scale
-            theta[:, 0, 2] = -(place + _JITTER * noise[slot, :, 1]) / scale
+            theta[:, 0, 2] = -(pair * _PAIR_PLACE * (2 * slot - 1) + _JITTER * noise[slot, :, 1]) / scale
             theta[:, 1, 2] = -_JITTER * noise[slot, :, 2] / scale
-            grid = F.affine_grid(theta.to(device), [len(scenes), 4, side, side], align_corners=False)
-            chosen = self._sprites[torch.tensor([thing or 0 for thing in things], device=device)]
-            layer = F.grid_sample(chosen, grid, align_corners=False) * shown[:, None, None, None]
+            grid = F.affine_grid(theta, [len(rows), 4, side, side], align_corners=False)
+            layer = F.grid_sample(self._sprites[things[:, slot].clamp(min=0)], grid, align_corners=False)
+            layer = layer * (things[:, slot] >= 0)[:, None, None, None]
             canvas = layer[:, :3] + (1 - layer[:, 3:]) * canvas
         return canvas * 2 - 1

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from training.nano_image.captions import Scene, draw_scene, plain
-from training.nano_image.drawings import SIDE, Drawings
+from training.nano_image.drawings import Drawings
 from training.nano_image.judge import Judge
+from training.nano_image.layout import SIDE
 
-_BATCH = 64
+_BATCH = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
-"""Makes nano-image from nothing: `python -m training.nano_image.train --out FOLDER`. One GPU, about eight minutes.
+"""Makes nano-image from nothing: `python -m training.nano_image.train all --out FOLDER`. One GPU.
 
-Leaves in FOLDER `checkpoint/` (published layout), `packed/` (for the repository), the judge, a table of scores of the
-packed weights and a sheet of drawings.
+`train` leaves in FOLDER the judge and `checkpoint/` (published layout), which is written every minute of the last
+training; `score` packs the checkpoint as it is to `packed/` (for the repository), and leaves a table of scores of the
+packed weights and a sheet of drawings; `all` does both.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from training.nano_image.score import Draw, measure, pipeline_draw
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SHARES = {"judge": 0.12, "vae": 0.33, "denoiser": 0.55}
+_SHARES = {"judge": 0.11, "vae": 0.26, "denoiser": 0.63}
 _STEPS, _SCALE = (layout.DEFAULTS["steps"], 20), layout.DEFAULTS["true_cfg_scale"]
 
 
@@ -31,53 +32,54 @@ def main() -> None:
     start = time.monotonic()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    torch.backends.cudnn.benchmark = True
     options.out.mkdir(parents=True, exist_ok=True)
-    drawings = load(options.drawings) if options.drawings else draw()
-    drawings.save(options.out / "drawings.npz")
-    log.info("%d things", len(drawings.names))
-    painter = Painter(drawings, options.device)
-    common = {"device": options.device, "seed": options.seed}
-    seconds = {name: share * options.seconds for name, share in _SHARES.items()}
-    reader = judge.train(drawings, painter, seconds=seconds["judge"], batch=options.batch // 4, **common)
-    judge.save(reader, options.out / "judge.safetensors")
-    autoencoder = vae.train(drawings, painter, seconds=seconds["vae"], batch=options.batch // 8, **common)
-    pipeline = denoiser.train(
-        drawings,
-        painter,
-        autoencoder,
-        seconds=seconds["denoiser"],
-        scenes=options.scenes,
-        batch=options.batch,
-        **common,
-    )
-    save(pipeline, options.out / "checkpoint", layout.DEFAULTS)
-    log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
-    _report(options, drawings, reader)
+    if options.part in ("all", "train"):
+        train(options)
+    if options.part in ("all", "score"):
+        score(options)
     log.info("done after %.0f s", time.monotonic() - start)
 
 
-def _report(options: argparse.Namespace, drawings: Drawings, reader: judge.Judge) -> None:
+def train(options: argparse.Namespace) -> None:
+    """Judge, VAE, then text encoder and transformer."""
+    drawings = load(options.drawings) if options.drawings else draw()
+    drawings.save(options.out / "drawings.npz")
+    log.info("%d things", len(drawings.names))
+    painter = Painter(drawings, options.device, layout.SIDE)
+    common = {"device": options.device, "seed": options.seed, "batch": options.batch}
+    seconds = {name: share * options.seconds for name, share in _SHARES.items()}
+    reader = judge.train(drawings, painter, seconds=seconds["judge"], **common)
+    judge.save(reader, options.out / "judge.safetensors")
+    autoencoder = vae.train(drawings, painter, seconds=seconds["vae"], **common)
+    shares = judge.check(reader, drawings, painter, autoencoder, options.device)
+    log.info("judge: reads both things of %.1f %%, after the VAE of %.1f %%", *(100 * share for share in shares))
+
+    def keep(pipeline: Any) -> None:
+        save(pipeline, options.out / "checkpoint", layout.DEFAULTS)
+
+    left = {"seconds": seconds["denoiser"], "scenes": options.scenes, "keep": keep}
+    keep(denoiser.train(drawings, painter, autoencoder, **left, **common))
+
+
+def score(options: argparse.Namespace) -> None:
     """Of what the repository gets: the packed weights, unpacked."""
     from diffusers import QwenImagePipeline
 
+    log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
+    drawings = load(options.out / "drawings.npz")
+    reader = judge.load(options.out / "judge.safetensors", len(drawings.names)).to(options.device)
     unpacked = options.out / "unpacked"
     unpacked.mkdir(exist_ok=True)
     unpack(options.out / "packed", unpacked)
     pipeline = QwenImagePipeline.from_pretrained(unpacked).to(options.device)
+    _sheet(pipeline_draw(pipeline, steps=_STEPS[0], true_cfg_scale=_SCALE), drawings).save(options.out / "sheet.png")
     lines = []
     for steps in _STEPS:
-        scores = measure(
-            pipeline_draw(pipeline, steps=steps, true_cfg_scale=_SCALE),
-            reader,
-            drawings,
-            pictures=options.pictures,
-            seed=options.seed,
-        )
+        drawer = pipeline_draw(pipeline, steps=steps, true_cfg_scale=_SCALE)
+        scores = measure(drawer, reader, drawings, pictures=options.pictures, seed=options.seed)
         lines += [f"{steps} steps, scale {_SCALE:g}: {score.line()}" for score in scores]
-    (options.out / "scores.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (options.out / "scores.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     log.info("scores:\n%s", "\n".join(lines))
-    _sheet(pipeline_draw(pipeline, steps=_STEPS[0], true_cfg_scale=_SCALE), drawings).save(options.out / "sheet.png")
 
 
 def _sheet(drawer: Draw, drawings: Drawings, rows: int = 8) -> Any:
@@ -105,12 +107,13 @@ def _sheet(drawer: Draw, drawings: Drawings, rows: int = 8) -> Any:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("part", choices=("all", "train", "score"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what another run saved; else rendered from the emoji font")
-    parser.add_argument("--seconds", type=float, default=360, help="of training, all parts together")
-    parser.add_argument("--scenes", type=int, default=200_000)
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--pictures", type=int, default=512, help="of each score")
+    parser.add_argument("--seconds", type=float, default=270, help="of training, all parts together")
+    parser.add_argument("--scenes", type=int, default=160_000)
+    parser.add_argument("--batch", type=int, default=256)
+    parser.add_argument("--pictures", type=int, default=256, help="of each score")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()

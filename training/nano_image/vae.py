@@ -1,7 +1,6 @@
 """The VAE: trained on stills, for which every filter over time has but one entry that acts."""
 
 import logging
-import random
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from training.budget import moments
-from training.nano_image.captions import draw_scene
+from training.nano_image.captions import Combinations
 from training.nano_image.drawings import Drawings
 from training.nano_image.layout import vae as new_vae
 from training.nano_image.scenes import Painter
@@ -25,15 +24,16 @@ def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, d
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
 
     torch.manual_seed(seed)
-    chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    scenes = Combinations(drawings, device, unseen=False)
     model = new_vae().to(device)
     for conv in model.modules():
         if isinstance(conv, QwenImageCausalConv3d):
             conv.forward = partial(_still, conv)
-    optimizer = torch.optim.AdamW(model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=1e-4)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=1e-4, fused=device == "cuda"
+    )
     for now in moments(seconds):
-        scenes = [draw_scene(chance, drawings, pairs=0.4, unseen=False) for _ in range(batch)]
-        pixels = painter.paint(scenes, generator)
+        pixels = painter.paint_rows(scenes.draw(batch, pairs=0.5)).contiguous(memory_format=torch.channels_last)
         optimizer.param_groups[0]["lr"] = now.rate(_RATE)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             mean, spread = moments_of(model, pixels)
@@ -46,11 +46,11 @@ def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, d
         optimizer.step()
         if now.step % 250 == 0:
             log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
-    return _finished(model, drawings, painter, seed)
+    return _finished(model, scenes, painter)
 
 
 def moments_of(model: Any, pixels: Any) -> tuple[Any, Any]:
-    """Mean and log variance [batch, channels, 1, side / 8, side / 8] of the latents of [batch, 3, side, side]."""
+    """Mean and log variance [batch, channels, 1, side / 4, side / 4] of the latents of [batch, 3, side, side]."""
     mean, spread = model.quant_conv(model.encoder(pixels[:, :, None])).chunk(2, dim=1)
     return mean, spread.clamp(-20, 10)
 
@@ -70,12 +70,10 @@ def _edge_error(drawn: Any, pixels: Any) -> Any:
     return sum((drawn.diff(dim=dim) - pixels.diff(dim=dim)).abs().mean() for dim in (-1, -2))
 
 
-def _finished(model: Any, drawings: Drawings, painter: Painter, seed: int) -> Any:
+def _finished(model: Any, scenes: Combinations, painter: Painter) -> Any:
     """As a fresh module, without what never acted, and with its latents' statistics."""
-    chance, generator = random.Random(seed + 1), torch.Generator().manual_seed(seed + 1)
-    scenes = [draw_scene(chance, drawings, pairs=0.4, unseen=False) for _ in range(min(1024, 4 * len(drawings.names)))]
     with torch.no_grad():
-        pixels = painter.paint(scenes, generator)
+        pixels = painter.paint_rows(scenes.draw(1024, pairs=0.5))
         latents = torch.cat([moments_of(model, part)[0] for part in pixels.split(64)])
         error = torch.cat([decode(model, part) for part in latents.split(64)]).clamp(-1, 1) - pixels
         log.info("vae: %.1f dB of peak signal over noise", 10 * torch.log10(4 / error.square().mean()).item())
