@@ -3,20 +3,24 @@
 Source: Liu et al., "Flow Straight and Fast" (arXiv:2209.03003), with time drawn as in Esser et al. (arXiv:2403.03206).
 """
 
+import copy
 import logging
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from diffusers.models.transformers import transformer_qwenimage
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from training.budget import moments
 from training.nano_image import layout
 from training.nano_image.captions import Combinations, scenes_of, vary, vocabulary
 from training.nano_image.drawings import Drawings
 from training.nano_image.scenes import Painter
+from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
 _RATE = 1e-3
@@ -34,17 +38,39 @@ class Denoiser(torch.nn.Module):
         self.text_encoder, self.transformer, self._drop = text_encoder, transformer, drop
 
     def forward(self, latents: Any, time: Any, ids: Any, mask: Any) -> Any:
-        """Velocity of packed latents [batch, tokens, 4 x channels] at `time` [batch], 0 to 1, for text [batch, ids]."""
-        read = self.text_encoder.model(input_ids=ids, attention_mask=mask).last_hidden_state
-        side = round(latents.shape[1] ** 0.5)
-        return self.transformer(
-            hidden_states=latents,
-            encoder_hidden_states=read[:, self._drop :],
-            encoder_hidden_states_mask=mask[:, self._drop :].bool(),
-            timestep=time,
-            img_shapes=[[(1, side, side)]] * len(latents),
-            return_dict=False,
-        )[0]
+        """Velocity of packed latents [batch, tokens, 4 x channels] at `time` [batch], 0 to 1, for text [batch, ids].
+
+        The parts' own forwards make tensors from numbers of the host, which a recording may not: so it is spelt out.
+        """
+        net, side = self.transformer, round(latents.shape[1] ** 0.5)
+        before = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool, device=ids.device).tril()
+        seen = before & mask.bool()[:, None, None, :]
+        read = self.text_encoder.model.language_model(
+            input_ids=ids, attention_mask={"full_attention": seen}, use_cache=False
+        ).last_hidden_state[:, self._drop :]
+        picture, text = net.img_in(latents), net.txt_in(net.txt_norm(read))
+        moment = net.time_text_embed.timestep_embedder(net.time_text_embed.time_proj(time))
+        places = net.pos_embed([[(1, side, side)]], max_txt_seq_len=text.shape[1], device=latents.device)
+        places, shown = tuple(torch.view_as_real(turn) for turn in places), mask[:, self._drop :].bool()
+        with mock.patch.object(transformer_qwenimage, "apply_rotary_emb_qwen", _turned):
+            for block in net.transformer_blocks:
+                text, picture = block(
+                    hidden_states=picture,
+                    encoder_hidden_states=text,
+                    encoder_hidden_states_mask=shown,
+                    temb=moment,
+                    image_rotary_emb=places,
+                )
+        return net.proj_out(net.norm_out(picture, moment))
+
+
+def _turned(values: Any, turns: Any, use_real: bool) -> Any:
+    """Positions as the library turns them in, [batch, tokens, heads, width] by [tokens, width / 2, cosine and sine],
+    without complex numbers, for which the compiler has no code."""
+    real, imaginary = values.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cosine, sine = turns[:, None].unbind(-1)
+    turned = (real * cosine - imaginary * sine, real * sine + imaginary * cosine)
+    return torch.stack(turned, -1).flatten(-2).type_as(values)
 
 
 def train(
@@ -57,11 +83,12 @@ def train(
     batch: int,
     device: str,
     seed: int,
+    record: bool,
     keep: Callable[[Any], None] = lambda pipeline: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Any:
     """diffusers' pipeline, all its parts trained, float32. `scenes` are drawn beforehand and seen again and again;
-    `keep` gets the pipeline as it is every minute."""
+    `keep` gets the pipeline as it is every minute; `record`: as in Step."""
     torch.manual_seed(seed)
     tokenizer = layout.tokenizer(vocabulary(drawings))
     model = Denoiser(
@@ -71,36 +98,36 @@ def train(
     latents, ids, mask = _data(drawings, painter, autoencoder, tokenizer, scenes, seed)
     empty_ids, empty_mask = _texts(tokenizer, [""], ids.shape[1], device)
     log.info("denoiser: %.2f M values, %d scenes", sum(p.numel() for p in model.parameters()) / 1e6, len(latents))
-    mean = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(_DECAY))
-    optimizer = torch.optim.AdamW(
-        model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=0.01, fused=device == "cuda"
-    )
-    kept = clock()
-    if device == "cuda":
+    mean = copy.deepcopy(model).requires_grad_(False)
+    if device == "cuda" and record:
         model.transformer.compile_repeated_blocks()
-    for now in moments(seconds):
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE)
+
+    def loss() -> Any:
         rows = torch.randint(len(latents), (batch,), device=device)
         clean = latents[rows].float()
-        bare = (torch.rand(batch, 1, device=device) < _UNCONDITIONED).expand(-1, ids.shape[1])
+        bare = torch.rand(batch, 1, device=device) < _UNCONDITIONED
         noise, when = torch.randn_like(clean), torch.sigmoid(torch.randn(batch, device=device) + 0.4)
         at = when[:, None, None]
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with half(device):
             text, read = torch.where(bare, empty_ids, ids[rows]), torch.where(bare, empty_mask, mask[rows])
             velocity = model((1 - at) * clean + at * noise, when, text, read)
-        loss = (velocity.float() - (noise - clean)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        return (velocity.float() - (noise - clean)).square().mean()
+
+    step = Step(loss, model.parameters(), device=device, record=record)
+    live, slow = list(model.parameters()), list(mean.parameters())
+    kept = clock()
+    for now in moments(seconds):
+        found = step(now.rate(_RATE))
         if now.step % _MEAN_EVERY == 0:
-            mean.update_parameters(model)
+            decay = min(_DECAY, now.step / (now.step + 10 * _MEAN_EVERY))
+            get_ema_multi_avg_fn(decay)(slow, live, None)
         if clock() - kept > _KEEP_SECONDS:
             kept = clock()
-            keep(_pipeline(mean.module, autoencoder, tokenizer))
+            keep(_pipeline(mean, autoencoder, tokenizer))
         if now.step % 250 == 0:
-            log.info("denoiser: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
-    return _pipeline(mean.module, autoencoder, tokenizer)
+            log.info("denoiser: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
+    log.info("denoiser: %d steps", now.step + 1)
+    return _pipeline(mean, autoencoder, tokenizer)
 
 
 def _pipeline(model: Denoiser, autoencoder: Any, tokenizer: Any) -> Any:

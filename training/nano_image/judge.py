@@ -14,6 +14,7 @@ from training.budget import moments
 from training.nano_image.captions import SIZES, Combinations, Scene, scenes_of
 from training.nano_image.drawings import BACKGROUNDS, Drawings
 from training.nano_image.scenes import Painter
+from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
 _CHANNELS = (3, 32, 64, 96, 128)
@@ -50,28 +51,31 @@ class Judge(nn.Module):
         ]
 
 
-def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int) -> Judge:
+def train(
+    drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int, record: bool
+) -> Judge:
     """Learns from all scenes, held-out ones as well."""
     torch.manual_seed(seed)
     scenes = Combinations(drawings, device, unseen=None)
     things = len(drawings.names)
     judge = Judge(things)
     judge.to(device)
-    optimizer = torch.optim.AdamW(judge.parameters(), _RATE, weight_decay=0.01, fused=device == "cuda")
-    for now in moments(seconds):
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE)
+
+    def loss() -> Any:
         rows = scenes.draw(batch, pairs=0.5)
         pixels = painter.paint_rows(rows).contiguous(memory_format=torch.channels_last)
         pixels = pixels + 0.1 * torch.rand(batch, 1, 1, 1, device=device) * torch.randn_like(pixels)
-        wanted = torch.where(rows < 0, things, rows).unbind(1)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with half(device):
             answers = judge(pixels)
-        loss: Any = sum(F.cross_entropy(logits.float(), right) for logits, right in zip(answers, wanted, strict=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        wanted = rows.masked_fill(rows < 0, things).unbind(1)
+        return sum(F.cross_entropy(logits.float(), right) for logits, right in zip(answers, wanted, strict=True))
+
+    step = Step(loss, judge.parameters(), device=device, record=record)
+    for now in moments(seconds):
+        found = step(now.rate(_RATE))
         if now.step % 250 == 0:
-            log.info("judge: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
+            log.info("judge: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
+    log.info("judge: %d steps", now.step + 1)
     judge.eval()
     return judge
 

@@ -29,7 +29,7 @@ _VAE: dict[str, Any] = {
 _TEXT = {
     "hidden_size": _WIDTH,
     "intermediate_size": 2 * _WIDTH,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 5,
     "num_key_value_heads": 5,
     "max_position_embeddings": 1152,

@@ -11,7 +11,7 @@ from training.nano_image.drawings import BACKGROUNDS, Drawings
 
 _SCALES = (0.72, 0.5, 0.95)  # of the side, by SIZES
 _PAIR_SCALE, _PAIR_PLACE = 0.46, 0.48
-_JITTER = 0.05
+_JITTER = 0.02
 
 
 class Painter:
@@ -36,7 +36,7 @@ class Painter:
         noise = noise.to(rows.device) * 2 - 1
         side = self._sprites.shape[-1]
         canvas = self._grounds[ground][:, :, None, None].expand(-1, -1, side, side)
-        scales = torch.where(pair, _PAIR_SCALE, self._scales[size])
+        scales = self._scales[size].masked_fill(pair, _PAIR_SCALE)
         for slot in (0, 1):
             scale = scales * (1 + _JITTER * noise[slot, :, 0])
             theta = torch.zeros(len(rows), 2, 3, device=rows.device)

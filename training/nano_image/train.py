@@ -23,7 +23,7 @@ from training.nano_image.score import Draw, measure, pipeline_draw
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SHARES = {"judge": 0.11, "vae": 0.26, "denoiser": 0.63}
+_SHARES = {"judge": 0.10, "vae": 0.25, "denoiser": 0.65}
 _STEPS, _SCALE = (layout.DEFAULTS["steps"], 20), layout.DEFAULTS["true_cfg_scale"]
 
 
@@ -42,15 +42,15 @@ def main() -> None:
 
 def train(options: argparse.Namespace) -> None:
     """Judge, VAE, then text encoder and transformer."""
-    drawings = load(options.drawings) if options.drawings else draw()
+    drawings = (load(options.drawings) if options.drawings else draw()).few()
     drawings.save(options.out / "drawings.npz")
     log.info("%d things", len(drawings.names))
     painter = Painter(drawings, options.device, layout.SIDE)
-    common = {"device": options.device, "seed": options.seed, "batch": options.batch}
+    common = {"device": options.device, "seed": options.seed, "batch": options.batch, "record": not options.plain}
     seconds = {name: share * options.seconds for name, share in _SHARES.items()}
     reader = judge.train(drawings, painter, seconds=seconds["judge"], **common)
     judge.save(reader, options.out / "judge.safetensors")
-    autoencoder = vae.train(drawings, painter, seconds=seconds["vae"], **common)
+    autoencoder = vae.train(drawings, painter, seconds=seconds["vae"], **common | {"batch": options.batch // 2})
     shares = judge.check(reader, drawings, painter, autoencoder, options.device)
     log.info("judge: reads both things of %.1f %%, after the VAE of %.1f %%", *(100 * share for share in shares))
 
@@ -110,11 +110,12 @@ def _options() -> argparse.Namespace:
     parser.add_argument("part", choices=("all", "train", "score"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what another run saved; else rendered from the emoji font")
-    parser.add_argument("--seconds", type=float, default=270, help="of training, all parts together")
+    parser.add_argument("--seconds", type=float, default=330, help="of training, all parts together")
     parser.add_argument("--scenes", type=int, default=160_000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pictures", type=int, default=256, help="of each score")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--plain", action="store_true", help="neither compile nor record anything on the GPU")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 

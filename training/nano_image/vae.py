@@ -12,6 +12,7 @@ from training.nano_image.captions import Combinations
 from training.nano_image.drawings import Drawings
 from training.nano_image.layout import vae as new_vae
 from training.nano_image.scenes import Painter
+from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
 _RATE = 2e-3
@@ -19,7 +20,7 @@ _KL = 2e-4  # a nat a latent value, against the mean absolute error
 _EDGES = 0.5
 
 
-def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int) -> Any:
+def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int, record: bool) -> Any:
     """A VAE, float32, with the mean and deviation of its latents in its configuration."""
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
 
@@ -29,24 +30,22 @@ def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, d
     for conv in model.modules():
         if isinstance(conv, QwenImageCausalConv3d):
             conv.forward = partial(_still, conv)
-    optimizer = torch.optim.AdamW(
-        model.parameters(), _RATE, betas=(0.9, 0.99), weight_decay=1e-4, fused=device == "cuda"
-    )
-    for now in moments(seconds):
+
+    def loss() -> Any:
         pixels = painter.paint_rows(scenes.draw(batch, pairs=0.5)).contiguous(memory_format=torch.channels_last)
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        with half(device):
             mean, spread = moments_of(model, pixels)
             drawn = decode(model, mean + torch.exp(0.5 * spread) * torch.randn_like(mean))
         kl = 0.5 * (mean.float() ** 2 + spread.float().exp() - 1 - spread.float()).mean()
-        loss = (drawn.float() - pixels).abs().mean() + _EDGES * _edge_error(drawn.float(), pixels) + _KL * kl
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        return (drawn.float() - pixels).abs().mean() + _EDGES * _edge_error(drawn.float(), pixels) + _KL * kl
+
+    step = Step(loss, model.parameters(), device=device, record=record, weight_decay=1e-4)
+    for now in moments(seconds):
+        found = step(now.rate(_RATE))
         if now.step % 250 == 0:
-            log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, loss.item())
-    return _finished(model, scenes, painter)
+            log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
+    log.info("vae: %d steps", now.step + 1)
+    return _finished(model, scenes, painter, batch)
 
 
 def moments_of(model: Any, pixels: Any) -> tuple[Any, Any]:
@@ -70,10 +69,10 @@ def _edge_error(drawn: Any, pixels: Any) -> Any:
     return sum((drawn.diff(dim=dim) - pixels.diff(dim=dim)).abs().mean() for dim in (-1, -2))
 
 
-def _finished(model: Any, scenes: Combinations, painter: Painter) -> Any:
+def _finished(model: Any, scenes: Combinations, painter: Painter, batch: int) -> Any:
     """As a fresh module, without what never acted, and with its latents' statistics."""
     with torch.no_grad():
-        pixels = painter.paint_rows(scenes.draw(1024, pairs=0.5))
+        pixels = painter.paint_rows(scenes.draw(8 * batch, pairs=0.5))
         latents = torch.cat([moments_of(model, part)[0] for part in pixels.split(64)])
         error = torch.cat([decode(model, part) for part in latents.split(64)]).clamp(-1, 1) - pixels
         log.info("vae: %.1f dB of peak signal over noise", 10 * torch.log10(4 / error.square().mean()).item())

@@ -100,6 +100,19 @@ def test_what_is_trained_of_the_vae_is_all_that_acts_on_a_still():
         torch.testing.assert_close(vae.decode(model, latents).clamp(-1, 1), drawn)
 
 
+def test_what_is_trained_of_the_denoiser_is_what_the_pipeline_runs(few):
+    torch.manual_seed(0)
+    tokenizer, drop = layout.tokenizer(vocabulary(few)), layout.pipeline().prompt_template_encode_start_idx
+    model = denoiser.Denoiser(layout.text_encoder(tokenizer), layout.transformer(), drop).eval()
+    pipeline = denoiser._pipeline(model, layout.vae(), tokenizer)
+    texts, latents, time = ["a big red circle on a blue background", "a"], torch.randn(2, 64, 32), torch.rand(2)
+    with torch.no_grad():
+        read, mask = pipeline.encode_prompt(texts, device="cpu")
+        wanted = model.transformer(latents, read, mask, time, [[(1, 8, 8)]] * 2).sample
+        found = model(latents, time, *denoiser._texts(tokenizer, texts, 72, "cpu"))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
 @pytest.fixture(scope="module")
 def few():
     """Six shapes, so that a step costs little."""
@@ -114,7 +127,7 @@ def few():
 def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few, tmp_path):
     from diffusers import QwenImagePipeline
 
-    painter, common = Painter(few, "cpu", layout.SIDE), {"seconds": 1e-3, "batch": 2, "device": "cpu", "seed": 1}
+    painter, common = Painter(few, "cpu", layout.SIDE), {"seconds": 1e-3, "batch": 2, "device": "cpu", "seed": 1, "record": True}
     reader = judge.train(few, painter, **common)
     pipeline = denoiser.train(few, painter, vae.train(few, painter, **common), scenes=4, **common)
     whole, packed, unpacked = (tmp_path / name for name in ("whole", "packed", "unpacked"))
