@@ -13,6 +13,7 @@ from unittest import mock
 
 import torch
 from diffusers.models.transformers import transformer_qwenimage
+from torch.nn import functional as F
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from training.budget import moments
@@ -159,10 +160,16 @@ def _data(
 
 
 def _texts(tokenizer: Any, texts: Sequence[str], length: int | None, device: str) -> tuple[Any, Any]:
-    """Ids and masks, padded on the right to `length` (None: to the longest)."""
-    template = layout.pipeline().prompt_template_encode
+    """Ids and masks, padded on the right to `length` (None: to the longest, and to whole eights of what is not dropped,
+    without which attention copies its mask)."""
+    pipeline = layout.pipeline()
     padding = True if length is None else "max_length"
     found = tokenizer(
-        [template.format(text) for text in texts], padding=padding, max_length=length, return_tensors="pt"
+        [pipeline.prompt_template_encode.format(text) for text in texts],
+        padding=padding,
+        max_length=length,
+        return_tensors="pt",
     )
-    return found.input_ids.to(device), found.attention_mask.to(device)
+    short = 0 if length else (pipeline.prompt_template_encode_start_idx - found.input_ids.shape[1]) % 8
+    ids = F.pad(found.input_ids, (0, short), value=tokenizer.pad_token_id)
+    return ids.to(device), F.pad(found.attention_mask, (0, short)).to(device)

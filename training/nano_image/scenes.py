@@ -11,13 +11,14 @@ from training.nano_image.drawings import BACKGROUNDS, Drawings
 
 _SCALES = (0.72, 0.5, 0.95)  # of the side, by SIZES
 _PAIR_SCALE, _PAIR_PLACE = 0.46, 0.48
-_JITTER = 0.02
 
 
 class Painter:
-    """Renders scenes, float32 in [-1, 1]; `side` divides the sprites' side, which it is where nothing is said."""
+    """Renders scenes, float32 in [-1, 1]; `side` divides the sprites' side, which it is where nothing is said; places
+    and sizes vary by `jitter` of themselves."""
 
-    def __init__(self, drawings: Drawings, device: str, side: int | None = None) -> None:
+    def __init__(self, drawings: Drawings, device: str, side: int | None = None, jitter: float = 0.05) -> None:
+        self._jitter = jitter
         sprites = torch.from_numpy(drawings.sprites).permute(0, 3, 1, 2).float().div(255)
         sprites[:, :3] *= sprites[:, 3:]  # premultiplied, so that they can be interpolated
         self._sprites = F.avg_pool2d(sprites, sprites.shape[-1] // (side or sprites.shape[-1])).to(device)
@@ -38,11 +39,11 @@ class Painter:
         canvas = self._grounds[ground][:, :, None, None].expand(-1, -1, side, side)
         scales = self._scales[size].masked_fill(pair, _PAIR_SCALE)
         for slot in (0, 1):
-            scale = scales * (1 + _JITTER * noise[slot, :, 0])
+            scale = scales * (1 + self._jitter * noise[slot, :, 0])
             theta = torch.zeros(len(rows), 2, 3, device=rows.device)
             theta[:, 0, 0] = theta[:, 1, 1] = 1 / scale
-            theta[:, 0, 2] = -(pair * _PAIR_PLACE * (2 * slot - 1) + _JITTER * noise[slot, :, 1]) / scale
-            theta[:, 1, 2] = -_JITTER * noise[slot, :, 2] / scale
+            theta[:, 0, 2] = -(pair * _PAIR_PLACE * (2 * slot - 1) + self._jitter * noise[slot, :, 1]) / scale
+            theta[:, 1, 2] = -self._jitter * noise[slot, :, 2] / scale
             grid = F.affine_grid(theta, [len(rows), 4, side, side], align_corners=False)
             layer = F.grid_sample(self._sprites[things[:, slot].clamp(min=0)], grid, align_corners=False)
             layer = layer * (things[:, slot] >= 0)[:, None, None, None]

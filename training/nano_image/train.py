@@ -25,6 +25,7 @@ from training.pack import pack
 log = logging.getLogger(__name__)
 _SHARES = {"judge": 0.10, "vae": 0.25, "denoiser": 0.65}
 _STEPS, _SCALE = (layout.DEFAULTS["steps"], 20), layout.DEFAULTS["true_cfg_scale"]
+_JITTER = 0.02  # more, and the few values of the denoiser go into where things stand
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def train(options: argparse.Namespace) -> None:
     drawings = (load(options.drawings) if options.drawings else draw()).few()
     drawings.save(options.out / "drawings.npz")
     log.info("%d things", len(drawings.names))
-    painter = Painter(drawings, options.device, layout.SIDE)
+    painter = Painter(drawings, options.device, layout.SIDE, _JITTER)
     common = {"device": options.device, "seed": options.seed, "batch": options.batch, "record": not options.plain}
     seconds = {name: share * options.seconds for name, share in _SHARES.items()}
     reader = judge.train(drawings, painter, seconds=seconds["judge"], **common)

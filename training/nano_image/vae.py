@@ -20,7 +20,9 @@ _KL = 2e-4  # a nat a latent value, against the mean absolute error
 _EDGES = 0.5
 
 
-def train(drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int, record: bool) -> Any:
+def train(
+    drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int, record: bool
+) -> Any:
     """A VAE, float32, with the mean and deviation of its latents in its configuration."""
     from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
 

@@ -127,7 +127,10 @@ def few():
 def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few, tmp_path):
     from diffusers import QwenImagePipeline
 
-    painter, common = Painter(few, "cpu", layout.SIDE), {"seconds": 1e-3, "batch": 2, "device": "cpu", "seed": 1, "record": True}
+    painter, common = (
+        Painter(few, "cpu", layout.SIDE),
+        {"seconds": 1e-3, "batch": 2, "device": "cpu", "seed": 1, "record": True},
+    )
     reader = judge.train(few, painter, **common)
     pipeline = denoiser.train(few, painter, vae.train(few, painter, **common), scenes=4, **common)
     whole, packed, unpacked = (tmp_path / name for name in ("whole", "packed", "unpacked"))
