@@ -21,6 +21,7 @@ from training.nano_image import layout
 from training.nano_image.captions import Combinations, scenes_of, vary, vocabulary
 from training.nano_image.drawings import Drawings
 from training.nano_image.scenes import Painter
+from training.nano_image.vae import moments_of, stills
 from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
@@ -148,10 +149,9 @@ def _data(
         for values in (autoencoder.config.latents_mean, autoencoder.config.latents_std)
     )
     packed, pack = [], layout.pipeline()._pack_latents
-    with torch.no_grad():
+    with torch.no_grad(), stills(autoencoder), half(device):
         for part in rows.split(512):
-            pixels = painter.paint_rows(part)
-            found = autoencoder.encode(pixels[:, :, None]).latent_dist.mode()[:, :, 0]
+            found = moments_of(autoencoder, painter.paint_rows(part))[0][:, :, 0].float()
             scaled = (found - mean.to(found)) / deviation.to(found)
             packed.append(pack(scaled, *scaled.shape).bfloat16())
     chance = random.Random(seed + 2)

@@ -83,10 +83,10 @@ def train(
 def check(judge: Judge, drawings: Drawings, painter: Painter, autoencoder: Any, device: str) -> tuple[float, ...]:
     """The share of scenes of two things of which it reads both: painted, and after the VAE, which is the most that
     drawings can reach."""
-    from training.nano_image.vae import decode, moments_of
+    from training.nano_image.vae import decode, moments_of, stills
 
     rows = Combinations(drawings, device, unseen=None).draw(512, pairs=1.0)
-    with torch.no_grad():
+    with torch.no_grad(), stills(autoencoder):
         pixels = painter.paint_rows(rows)
         again = torch.cat([decode(autoencoder, moments_of(autoencoder, part)[0]) for part in pixels.split(64)])
     asked = scenes_of(rows)

@@ -112,7 +112,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what another run saved; else rendered from the emoji font")
     parser.add_argument("--seconds", type=float, default=330, help="of training, all parts together")
-    parser.add_argument("--scenes", type=int, default=160_000)
+    parser.add_argument("--scenes", type=int, default=120_000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--pictures", type=int, default=256, help="of each score")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -1,6 +1,8 @@
 """The VAE: trained on stills, for which every filter over time has but one entry that acts."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,14 +26,9 @@ def train(
     drawings: Drawings, painter: Painter, *, seconds: float, batch: int, device: str, seed: int, record: bool
 ) -> Any:
     """A VAE, float32, with the mean and deviation of its latents in its configuration."""
-    from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
-
     torch.manual_seed(seed)
     scenes = Combinations(drawings, device, unseen=False)
     model = new_vae().to(device)
-    for conv in model.modules():
-        if isinstance(conv, QwenImageCausalConv3d):
-            conv.forward = partial(_still, conv)
 
     def loss() -> Any:
         pixels = painter.paint_rows(scenes.draw(batch, pairs=0.5)).contiguous(memory_format=torch.channels_last)
@@ -41,13 +38,29 @@ def train(
         kl = 0.5 * (mean.float() ** 2 + spread.float().exp() - 1 - spread.float()).mean()
         return (drawn.float() - pixels).abs().mean() + _EDGES * _edge_error(drawn.float(), pixels) + _KL * kl
 
-    step = Step(loss, model.parameters(), device=device, record=record, weight_decay=1e-4)
-    for now in moments(seconds):
-        found = step(now.rate(_RATE))
-        if now.step % 250 == 0:
-            log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
-    log.info("vae: %d steps", now.step + 1)
-    return _finished(model, scenes, painter, batch)
+    with stills(model):
+        step = Step(loss, model.parameters(), device=device, record=record, weight_decay=1e-4)
+        for now in moments(seconds):
+            found = step(now.rate(_RATE))
+            if now.step % 250 == 0:
+                log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
+        log.info("vae: %d steps", now.step + 1)
+        return _finished(model, scenes, painter, batch)
+
+
+@contextmanager
+def stills(model: Any) -> Iterator[None]:
+    """Inside it, the model's filters do for a still only what acts."""
+    from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageCausalConv3d
+
+    convs: list[Any] = [part for part in model.modules() if isinstance(part, QwenImageCausalConv3d)]
+    for conv in convs:
+        conv.forward = partial(_still, conv)
+    try:
+        yield
+    finally:
+        for conv in convs:
+            del conv.forward
 
 
 def moments_of(model: Any, pixels: Any) -> tuple[Any, Any]:
