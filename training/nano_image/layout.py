@@ -56,7 +56,13 @@ DEFAULTS: dict[str, Any] = {"width": SIDE, "height": SIDE, "steps": 8, "negative
 def transformer() -> Any:
     from diffusers import QwenImageTransformer2DModel
 
-    return QwenImageTransformer2DModel(**_TRANSFORMER)
+    model = QwenImageTransformer2DModel(**_TRANSFORMER)
+    # Every block begins as the identity: https://arxiv.org/abs/2212.09748, adaLN-Zero.
+    modulations = [mod[1] for block in model.transformer_blocks for mod in (block.img_mod, block.txt_mod)]
+    for last in (*modulations, model.norm_out.linear, model.proj_out):
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+    return model
 
 
 def vae(mean: Sequence[float] | None = None, deviation: Sequence[float] | None = None) -> Any:

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 _RATE = 2e-3
 _KL = 2e-4  # a nat a latent value, against the mean absolute error
 _EDGES = 0.5
+_LOG_VARIANCE = -4.0  # to begin with, lest noise hides what the first steps should learn from
 
 
 def train(
@@ -29,6 +30,7 @@ def train(
     torch.manual_seed(seed)
     scenes = Combinations(drawings, device, unseen=False)
     model = new_vae().to(device)
+    torch.nn.init.constant_(model.quant_conv.bias[model.config.z_dim :], _LOG_VARIANCE)
 
     def loss() -> Any:
         pixels = painter.paint_rows(scenes.draw(batch, pairs=0.5)).contiguous(memory_format=torch.channels_last)

@@ -100,6 +100,8 @@ def test_what_is_trained_of_the_denoiser_is_what_the_pipeline_runs(few):
     torch.manual_seed(0)
     tokenizer, drop = layout.tokenizer(vocabulary(few)), layout.pipeline().prompt_template_encode_start_idx
     model = denoiser.Denoiser(layout.text_encoder(tokenizer), layout.transformer(), drop).eval()
+    for parameter in model.transformer.parameters():  # of which many begin as 0
+        torch.nn.init.normal_(parameter, std=0.1)
     pipeline = denoiser._pipeline(model, layout.vae(), tokenizer)
     texts, latents, time = ["a big red circle on a blue background", "a"], torch.randn(2, 64, 32), torch.rand(2)
     with torch.no_grad():
