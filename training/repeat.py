@@ -76,4 +76,5 @@ class Step:
 
 def half(device: str) -> Any:
     """bfloat16 where it is fast. Its cache of cast weights would outlive a recording."""
-    return torch.autocast(device, torch.bfloat16, enabled=device == "cuda", cache_enabled=False)
+    kind = torch.device(device).type
+    return torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda", cache_enabled=False)
