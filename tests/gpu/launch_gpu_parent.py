@@ -1,4 +1,5 @@
-"""Starts a stage that holds GPU memory, kills it, and says what was seen. Run as a module: DEVICE RUN_ID.
+"""Starts a stage that holds GPU memory, kills it, and says what was seen. Run as a module: DEVICE RUN_ID, a device by
+its position among the visible ones.
 
 One JSON object on stdout: what the stage saw of its device, bytes in use on it before, while and after, and whether
 this parent has loaded torch or has a CUDA context.
@@ -13,6 +14,7 @@ import sys
 import pynvml
 
 from omni_cli.launch.launcher import LocalLauncher
+from omni_cli.plan.devices import device_uuid, visible_devices
 from stages.events import ProcessReady
 from tests.gpu.launch_gpu_stage import hold_memory
 from tests.integration.launch_fakes import fake_specs
@@ -32,25 +34,26 @@ def has_context(device: int) -> bool:
     return bool(active.value)
 
 
-def used_bytes(device: int) -> int:
-    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(device)).used)
+def used_bytes(physical: str) -> int:
+    return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(device_uuid(physical))).used)
 
 
 def main(device: str, run_id: str) -> None:
     pynvml.nvmlInit()
-    seen: dict[str, object] = {"before": used_bytes(int(device))}
+    physical = visible_devices().devices[int(device)].physical
+    seen: dict[str, object] = {"before": used_bytes(physical)}
     heard = Heard()
-    specs = fake_specs(run_id, stages=["talker"], devices=(device,))
+    specs = fake_specs(run_id, stages=["talker"], devices=(physical,))
     with LocalLauncher(fake_plan(stages=["talker"]), specs, listener=heard, run_stage=hold_memory).start() as running:
-        seen["while"] = used_bytes(int(device))
+        seen["while"] = used_bytes(physical)
         (ready,) = heard.of(ProcessReady)
         assert isinstance(ready, ProcessReady)
         seen |= dict(ready.facts)
         seen["torch"] = "torch" in sys.modules
         os.kill(running.replicas[0].pid, signal.SIGKILL)
-    seen["after"] = used_bytes(int(device))
+    seen["after"] = used_bytes(physical)
     seen["context"] = has_context(int(device))
-    seen["expected uuid"] = pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(int(device)))
+    seen["expected uuid"] = device_uuid(physical)
     print(json.dumps(seen))
 
 

@@ -6,27 +6,20 @@ import sys
 import uuid
 from pathlib import Path
 
-import pynvml
 import pytest
 
+from omni_cli.plan.devices import visible_devices
 from tests.gpu.launch_gpu_stage import HELD_BYTES
 
 pytestmark = pytest.mark.gpu
 
 ROOT = Path(__file__).parents[2]
+DEVICES = len(visible_devices())
 
 
-def devices() -> int:
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
-    return int(pynvml.nvmlDeviceGetCount())
-
-
-@pytest.mark.skipif(not devices(), reason="needs a GPU")
+@pytest.mark.skipif(not DEVICES, reason="needs a GPU")
 def test_a_killed_stage_leaves_no_memory_and_the_parent_opens_no_context() -> None:
-    device = devices() - 1  # the last: with several, a child that sees all of them would take the first
+    device = DEVICES - 1  # the last: with several, a child that sees all of them would take the first
     command = [sys.executable, "-m", "tests.gpu.launch_gpu_parent", str(device), uuid.uuid4().hex[:8]]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stderr

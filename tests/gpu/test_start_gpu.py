@@ -13,7 +13,7 @@ from omni_cli.config.load import load_config
 from omni_cli.errors import LaunchError
 from omni_cli.launch.launcher import LocalLauncher
 from omni_cli.plan.build import build_plan
-from omni_cli.plan.devices import visible_devices
+from omni_cli.plan.devices import device_uuid, visible_devices
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
 from stages.events import StepDone
@@ -58,7 +58,7 @@ def test_the_first_request_is_no_slower_and_all_steps_are_graphs(tmp_path: Path)
 
 def test_a_model_too_large_for_what_is_free_says_so_and_leaves_nothing() -> None:
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    handle = pynvml.nvmlDeviceGetHandleByUUID(device_uuid(visible_devices().devices[0].physical))
 
     def used() -> int:
         return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
