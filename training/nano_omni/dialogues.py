@@ -36,8 +36,8 @@ class Dialogue:
 
 
 def held_out(dialogue: Dialogue) -> bool:
-    """By what is asked, in which words."""
-    key = "|".join((*dialogue.turns[:-1], dialogue.heard, repr(dialogue.scene)))
+    """By what is asked, in which words; of what is heard, by that alone."""
+    key = dialogue.heard or "|".join((*dialogue.turns[:-1], repr(dialogue.scene)))
     return hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % _HELD_OUT == 0
 
 
@@ -54,17 +54,19 @@ def _simple(topic: str, chance: random.Random, forms: tuple[str, ...], answer: s
     return Dialogue(topic=topic, turns=(chance.choice(forms).format(**parts), answer))
 
 
+_CAPITAL: tuple[str, ...] = (
+    "What is the capital of {country}?",
+    "Tell me the capital of {country}.",
+    "Which city is the capital of {country}?",
+    "Do you know the capital of {country}?",
+    "The capital of {country}?",
+)
+
+
 def _capital(chance: random.Random) -> Dialogue:
     country = chance.choice(list(known.CAPITALS))
-    forms = (
-        "What is the capital of {country}?",
-        "Tell me the capital of {country}.",
-        "Which city is the capital of {country}?",
-        "Do you know the capital of {country}?",
-        "The capital of {country}?",
-    )
     answer = f"The capital of {country} is {known.CAPITALS[country]}."
-    return _simple("capital", chance, forms, answer, country=country)
+    return _simple("capital", chance, _CAPITAL, answer, country=country)
 
 
 def _sum(chance: random.Random) -> Dialogue:
@@ -85,16 +87,28 @@ def _sum(chance: random.Random) -> Dialogue:
     return _simple("sum", chance, forms, answer, a=asked_a, b=asked_b, sign=asked_sign)
 
 
+_COLOUR: tuple[str, ...] = (
+    "What colour is {thing}?",
+    "Which colour does {thing} have?",
+    "Tell me the colour of {thing}.",
+)
+
+
 def _colour(chance: random.Random) -> Dialogue:
     thing = chance.choice(list(known.COLOURS))
-    forms = ("What colour is {thing}?", "Which colour does {thing} have?", "Tell me the colour of {thing}.")
-    return _simple("colour", chance, forms, f"{_upper(thing)} is {known.COLOURS[thing]}.", thing=thing)
+    return _simple("colour", chance, _COLOUR, f"{_upper(thing)} is {known.COLOURS[thing]}.", thing=thing)
+
+
+_OPPOSITE: tuple[str, ...] = (
+    "What is the opposite of {word}?",
+    "Tell me the opposite of {word}.",
+    "The opposite of {word}?",
+)
 
 
 def _opposite(chance: random.Random) -> Dialogue:
     word = chance.choice(list(known.OPPOSITES))
-    forms = ("What is the opposite of {word}?", "Tell me the opposite of {word}.", "The opposite of {word}?")
-    return _simple("opposite", chance, forms, f"The opposite of {word} is {known.OPPOSITES[word]}.", word=word)
+    return _simple("opposite", chance, _OPPOSITE, f"The opposite of {word} is {known.OPPOSITES[word]}.", word=word)
 
 
 def _calendar(chance: random.Random) -> Dialogue:
@@ -170,6 +184,8 @@ def _small_talk(chance: random.Random) -> Dialogue:
 def _unknown(chance: random.Random) -> Dialogue:
     words = vocabulary()
     thing, other = chance.choice(words), chance.choice(words)
+    if chance.random() < 0.4:
+        return _outside(chance, thing)
     forms = (
         "Who was {thing} {other}?",
         "Why is the {thing} so {other}?",
@@ -181,6 +197,20 @@ def _unknown(chance: random.Random) -> Dialogue:
         "Write a story about {thing} and {other}.",
     )
     return _simple("unknown", chance, forms, known.UNKNOWN, thing=thing, other=other)
+
+
+def _outside(chance: random.Random, word: str) -> Dialogue:
+    """What the tables are asked for and do not have."""
+    kind = chance.randrange(3)
+    if kind == 0:
+        forms, asked = _CAPITAL, chance.choice((chance.choice(known.OTHER_COUNTRIES), _upper(word)))
+    elif kind == 1:
+        forms, asked = _COLOUR, chance.choice(("the ", "a ")) + word
+    else:
+        forms, asked = _OPPOSITE, word
+    if asked in known.OPPOSITES or asked in known.OPPOSITES.values() or asked in known.COLOURS:
+        forms, asked = _CAPITAL, chance.choice(known.OTHER_COUNTRIES)
+    return _simple("unknown", chance, forms, known.UNKNOWN, country=asked, thing=asked, word=asked)
 
 
 SPOKEN: tuple[tuple[float, Maker], ...] = (
@@ -215,8 +245,14 @@ _COUNT = ("How many things are there?", "How many things do you see?")
 
 def draw_seen(chance: random.Random, scene: Scene, drawings: Drawings, grounds: list[str]) -> Dialogue:
     """A question about a picture."""
-    kind = chance.choices(("look", "ground", "count"), (6, 1, 1))[0]
-    if kind == "look":
+    kind = chance.choices(("look", "ground", "count", "shape"), (6, 1, 1, 2))[0]
+    colour = drawings.colours[scene.thing]
+    if kind == "shape" and scene.right is None and colour:
+        shape = drawings.names[scene.thing].removeprefix(f"{colour} ")
+        asked, answer = chance.choice(
+            (("What colour is it?", f"It is {colour}."), ("Which shape is it?", f"It is a {shape}."))
+        )
+    elif kind in ("look", "shape"):
         asked, answer = chance.choice(_LOOK), f"I see {plain(scene, drawings)}."
     elif kind == "ground":
         asked, answer = chance.choice(_GROUND), f"The background is {grounds[scene.background]}."
@@ -230,21 +266,35 @@ _WRITE = ("Write down what you hear.", "What did I say?", "What do you hear?")
 
 
 def draw_heard(chance: random.Random, *, unseen: bool) -> Dialogue:
-    """A sound to be written down, or a question that is asked aloud."""
+    """A sound to be written down, or a question that is asked aloud. What sounds alike is written in one way: numbers
+    as words, with a capital and a stop."""
     while True:
         inner = draw_dialogue(chance, unseen=False)
-        if len(inner.turns) > 2:
-            continue
-        if chance.random() < 0.7:
-            said = chance.choice(inner.turns)
-            said = said.partition(": ")[2] or said
-            found = Dialogue(topic="hearing", turns=(chance.choice(_WRITE), said), heard=said)
-        elif inner.topic == "unknown":
+        said = chance.choice(inner.turns)
+        said = said.partition(": ")[2] or said
+        if chance.random() < 0.12:
+            said = " ".join(chance.choice(known.NUMBERS[:10]) for _ in range(chance.randint(1, 6)))
+        asked = inner.turns[0]
+        if chance.random() < 0.75:
+            found = written(chance, said)
+        elif len(inner.turns) > 2 or inner.topic in ("unknown", "saying", "spelling") or _DIGITS & set(asked):
             continue
         else:
-            found = Dialogue(topic="hearing a question", turns=("", inner.answer), heard=inner.turns[0])
-        if held_out(found) == unseen:
+            found = Dialogue(topic="hearing a question", turns=("", inner.answer), heard=asked)
+        if found is not None and held_out(found) == unseen:
             return found
+
+
+_DIGITS = set("0123456789")
+
+
+def written(chance: random.Random, said: str) -> Dialogue | None:
+    """A sound to be written down; None for what has digits, which sound like words."""
+    if _DIGITS & set(said):
+        return None
+    text = _upper(said)
+    text = text if text[-1] in ".?!" else text + "."
+    return Dialogue(topic="hearing", turns=(chance.choice(_WRITE), text), heard=text)
 
 
 def _upper(text: str) -> str:

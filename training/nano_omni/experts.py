@@ -11,10 +11,11 @@ NAME = "all"
 
 def _all(module: Any, hidden: Any, index: Any, weights: Any) -> Any:
     """As the module's own forward: `hidden` [tokens, width], `index` and `weights` [tokens, all experts]."""
-    gate, up = torch.einsum("tw,eow->teo", hidden, module.gate_up_proj).chunk(2, dim=-1)
-    found = torch.einsum("tei,ewi->tew", module.act_fn(gate) * up, module.down_proj)
+    tokens, experts = weights.shape
+    gate, up = (hidden @ module.gate_up_proj.flatten(0, 1).T).view(tokens, experts, -1).chunk(2, dim=-1)
     by_expert = torch.zeros_like(weights).scatter(1, index, weights)
-    return (found * by_expert[..., None]).sum(1).to(hidden.dtype)
+    inner = (module.act_fn(gate) * up * by_expert[..., None].to(gate.dtype)).flatten(1)
+    return (inner @ module.down_proj.transpose(1, 2).flatten(0, 1)).to(hidden.dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, _all)

@@ -100,3 +100,9 @@ SPELLABLE = (
 ).split()
 SHORT = ("Yes", "No", "OK", "Bye", "Hi", "Hello", "Thanks", "Stop", "Go", "Please", "Sorry", "Good", "Wow", "Right")
 UNKNOWN = "I do not know that."
+# Whose capitals it does not know.
+OTHER_COUNTRIES = (
+    "Brazil Chile Mexico Bolivia Iceland Latvia Estonia Lithuania Ukraine Romania Bulgaria Serbia Croatia Albania Malta"
+    " Cyprus Israel Jordan Iran Iraq Nepal Vietnam Malaysia Indonesia Australia Morocco Algeria Tunisia Nigeria Ghana"
+    " Uganda Angola Zambia Mali Senegal Panama Haiti Jamaica Mongolia Singapore Scotland Wales Atlantis"
+).split()

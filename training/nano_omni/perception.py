@@ -1,16 +1,21 @@
 """Pictures and sounds as the thinker takes them, whole batches at once on the device: the arithmetic of transformers'
 image processor and feature extractor, and the positions that `get_rope_index` gives."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn import functional as F
 from transformers.audio_utils import mel_filter_bank
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    apply_rotary_pos_emb_vision,
+    get_vision_interpolation_indices_and_weights,
+    get_vision_position_ids,
+)
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
 
 HEARD_RATE = 16_000
 PATCH, MERGE, TIME_PATCH = 16, 2, 2
-_WINDOW, _HOP, _BINS = 400, 160, 128
+_WINDOW, HOP, _BINS = 400, 160, 128
 
 
 def patches(pixels: Any) -> Any:
@@ -24,7 +29,8 @@ def patches(pixels: Any) -> Any:
 
 
 class Features(torch.nn.Module):
-    """Log mel features as WhisperFeatureExtractor computes them for a clip without padding: float32 [_BINS, frames]."""
+    """Log mel features as WhisperFeatureExtractor computes them for a clip without padding: float32 [..., _BINS,
+    frames]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,15 +39,79 @@ class Features(torch.nn.Module):
         self.register_buffer("hann", torch.hann_window(_WINDOW))
 
     def forward(self, samples: Any) -> Any:
-        """`samples` [n], float32 at HEARD_RATE; as many frames as whole hops."""
-        power = torch.stft(samples, _WINDOW, _HOP, window=self.hann, return_complex=True)[..., :-1].abs() ** 2
+        """`samples` [..., n], float32 at HEARD_RATE; as many frames as whole hops."""
+        power = torch.stft(samples, _WINDOW, HOP, window=self.hann, return_complex=True)[..., :-1].abs() ** 2
         heights = (self.bank @ power).clamp(min=1e-10).log10()
-        return (torch.maximum(heights, heights.max() - 8.0) + 4.0) / 4.0
+        return (torch.maximum(heights, heights.amax((-2, -1), keepdim=True) - 8.0) + 4.0) / 4.0
 
 
-def heard_tokens(frames: int, window: int) -> int:
-    """Thinker tokens of a clip of so many mel frames."""
-    return int(_get_feat_extract_output_lengths(torch.tensor(frames), window))
+def see(tower: Any, pixels: Any) -> tuple[Any, list[Any]]:
+    """What the vision tower gives, and its deepstack's layers: each [pictures, tokens, width]. One batched attention,
+    where transformers' own forward goes picture by picture."""
+    count, side = pixels.shape[0], pixels.shape[-1]
+    grid = torch.tensor([[1, side // PATCH, side // PATCH]])
+    places, weights = get_vision_interpolation_indices_and_weights(
+        grid,
+        num_grid_per_side=tower.num_grid_per_side,
+        mode=tower.interpolation_mode,
+        align_corners=tower.interpolation_align_corners,
+        spatial_merge_size=MERGE,
+    )
+    device = pixels.device
+    filters = tower.patch_embed.proj
+    hidden = F.linear(patches(pixels), filters.weight.flatten(1), filters.bias).view(count, -1, filters.out_channels)
+    hidden = hidden + (tower.pos_embed(places.to(device)) * weights.to(device)[:, :, None]).sum(1)
+    turns = tower.rotary_pos_emb(hidden, get_vision_position_ids(grid, MERGE).to(device))
+    deep = []
+    for number, block in enumerate(tower.blocks):
+        hidden = _seen_block(block, hidden, *turns)
+        if number in tower.deepstack_visual_indexes:
+            merger = tower.merger_list[tower.deepstack_visual_indexes.index(number)]
+            deep.append(merger(hidden).view(count, picture_tokens(side), -1))
+    return tower.merger(hidden).view(count, picture_tokens(side), -1), deep
+
+
+def _seen_block(block: Any, hidden: Any, cos: Any, sin: Any) -> Any:
+    inner, attention = block.norm1(hidden), block.attn
+    query, key, value = attention.qkv(inner).unflatten(-1, (3, attention.num_heads, -1)).unbind(2)
+    query, key = apply_rotary_pos_emb_vision(query, key, cos, sin)
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    found = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
+    hidden = hidden + attention.proj(found)
+    return hidden + block.mlp(block.norm2(hidden))
+
+
+def hear(tower: Any, features: Any, tokens: Any) -> Any:
+    """What the audio tower gives [clips, most tokens, width] for `features` [clips, _BINS, whole chunks of frames], of
+    which `tokens` [clips] are real. At most one window of attention (8 s); as transformers' own forward, of a clip of
+    more than a chunk."""
+    count, chunk = len(features), 2 * tower.n_window
+    hidden = features.unflatten(2, (-1, chunk)).transpose(1, 2).flatten(0, 1)[:, None]
+    for convolution in (tower.conv2d1, tower.conv2d2, tower.conv2d3):
+        hidden = F.gelu(convolution(hidden))
+    hidden = tower.conv_out(hidden.permute(0, 3, 1, 2).flatten(2))
+    hidden = hidden + tower.positional_embedding.positional_embedding[: hidden.shape[1]]
+    hidden = hidden.reshape(count, -1, hidden.shape[-1])
+    real = torch.arange(hidden.shape[1], device=hidden.device) < tokens[:, None]
+    for layer in tower.layers:
+        hidden = _heard_layer(layer, hidden, real[:, None, None])
+    return tower.proj2(tower.act(tower.proj1(tower.ln_post(hidden))))
+
+
+def _heard_layer(layer: Any, hidden: Any, real: Any) -> Any:
+    inner, attention = layer.self_attn_layer_norm(hidden), layer.self_attn
+    query, key, value = (
+        projection(inner).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=real).transpose(1, 2).flatten(2)
+    hidden = hidden + attention.out_proj(found)
+    return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
+
+
+def heard_tokens(frames: Any, window: int = 50) -> Any:
+    """Thinker tokens of clips of so many mel frames (an integer tensor or an int)."""
+    return _get_feat_extract_output_lengths(frames, window)
 
 
 def picture_tokens(side: int) -> int:
@@ -59,12 +129,3 @@ def positions(length: int, start: int | None, picture_side: int) -> Any:
     inside = start + torch.stack([torch.zeros_like(cells), cells // side, cells % side])
     after = torch.arange(length - start - len(cells)).expand(3, -1) + start + side
     return torch.cat([plain[:, :start], inside, after], dim=1)
-
-
-def clips(features: Features, sounds: Sequence[Any]) -> tuple[Any, Any]:
-    """Features [clips, _BINS, most frames] and their mask [clips, most frames]."""
-    found = [features(sound) for sound in sounds]
-    most = max(one.shape[1] for one in found)
-    stacked = torch.stack([torch.nn.functional.pad(one, (0, most - one.shape[1])) for one in found])
-    lengths = torch.tensor([one.shape[1] for one in found], device=stacked.device)
-    return stacked, torch.arange(most, device=stacked.device) < lengths[:, None]

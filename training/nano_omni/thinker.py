@@ -1,11 +1,12 @@
 """The thinker with its towers, trained on dialogues: in text alone, about a picture, and about a sound.
 
-What is heard is in addition read from the audio tower itself by connectionist temporal classification (Graves et al.,
-2006), through a head that is not kept: a tower that already spells aligns at once.
+What is heard is in addition read, letter by letter, from the audio tower itself by connectionist temporal
+classification (Graves et al., 2006), through a head that is not kept: a tower that already spells aligns at once.
+
+Everything lies on the device beforehand and every step has the same shapes, so that the host never waits for it.
 """
 
 import logging
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,27 +15,18 @@ import torch
 from torch.nn import functional as F
 
 from training.budget import moments
-from training.nano_image.captions import Scene
 from training.nano_omni.dialogues import Dialogue, Medium
-from training.nano_omni.perception import Features, clips, heard_tokens, patches, picture_tokens, positions
+from training.nano_omni.perception import HOP, Features, hear, heard_tokens, picture_tokens, positions, see
 
 log = logging.getLogger(__name__)
-_RATE = 1.2e-3
+_RATE = 1.5e-3
 _SPELLED = 0.3  # weight of the audio tower's own reading
-_IGNORED = -100
-
-Sample = Callable[[Medium, int], tuple[Sequence[Dialogue], Any]]
-"""Dialogues of one medium, as many as asked, and their media: pixels [n, 3, side, side] or sounds, a tensor each."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """`ids`, `labels` (_IGNORED but for answers) and `mask` [batch, length], `places` [3, batch, length]."""
-
-    ids: Any
-    labels: Any
-    mask: Any
-    places: Any
+_LETTERS = "abcdefghijklmnopqrstuvwxyz "
+_LETTERS_A_TOKEN = 3  # that the tower's own reading can have, blanks included: speech has some 14 a second
+_SHARES = {"none": 0.5, "image": 0.25, "audio": 0.25}
+_FASTEST, _SLOWEST = 1.06, 0.94
+_AROUND = 1600  # samples of silence before and after a sound, at most
+_KEEP_S = 60.0
 
 
 class Writer:
@@ -42,36 +34,31 @@ class Writer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[str, list[int]] = {}
         self.newline = self._one("\n")
+        self.end = self._one("<|im_end|>")
+        self.pads: dict[Medium, int] = {"image": self._one("<|image_pad|>"), "audio": self._one("<|audio_pad|>")}
         self._placeholders: dict[Medium, str] = {
             "none": "",
             "image": "<|vision_start|><|image_pad|><|vision_end|>",
             "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
         }
 
-    def answer(self, dialogue: Dialogue) -> list[int]:
-        return self.encode(dialogue.answer)
-
     def encode(self, text: str) -> list[int]:
-        if text not in self._known:
-            self._known[text] = self._tokenizer(text).input_ids
-        return self._known[text]
+        found: list[int] = self._tokenizer(text).input_ids
+        return found
 
-    def learn(self, dialogues: Sequence[Dialogue]) -> None:
-        """Encodes many at once, which is much faster, for later."""
-        texts = list({text for one in dialogues for text in (one.answer, self._text(one), one.heard)})
-        self._known.update(zip(texts, self._tokenizer(texts).input_ids, strict=True))
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids))
 
     def user(self, text: str) -> list[int]:
         """A whole user turn."""
         return self.encode(f"<|im_start|>user\n{text}<|im_end|>\n")
 
-    def prompt(self, dialogue: Dialogue, media_tokens: int) -> list[int]:
-        """All but the answer, the medium as so many tokens."""
-        pads = {self._one("<|image_pad|>"), self._one("<|audio_pad|>")}
-        ids = self.encode(self._text(dialogue))
-        return [part for one in ids for part in [one] * (media_tokens if one in pads else 1)]
+    def lines(self, dialogues: Sequence[Dialogue]) -> list[tuple[list[int], list[int]]]:
+        """Of each what comes before the answer, with one token for the medium, and the answer with its end."""
+        prompts = self._tokenizer([self._text(one) for one in dialogues]).input_ids
+        answers = self._tokenizer([one.answer for one in dialogues]).input_ids
+        return [(prompt, [*answer, self.end]) for prompt, answer in zip(prompts, answers, strict=True)]
 
     def _text(self, dialogue: Dialogue) -> str:
         turns = list(dialogue.turns[:-1])
@@ -80,164 +67,306 @@ class Writer:
         text = "".join(f"<|im_start|>{roles[at % 2]}\n{turn}<|im_end|>\n" for at, turn in enumerate(turns))
         return text + "<|im_start|>assistant\n"
 
-    def batch(self, dialogues: Sequence[Dialogue], media_tokens: Sequence[int], side: int) -> Batch:
-        """On the CPU, filled up on the right."""
-        end, picture = self._one("<|im_end|>"), self._one("<|image_pad|>")
-        prompts = [self.prompt(one, count) for one, count in zip(dialogues, media_tokens, strict=True)]
-        answers = [[*self.answer(one), end] for one in dialogues]
-        length = max(len(prompt) + len(answer) for prompt, answer in zip(prompts, answers, strict=True))
-        ids = torch.full((len(prompts), length), end)
-        labels, mask = torch.full_like(ids, _IGNORED), torch.zeros_like(ids)
-        places = torch.zeros(3, *ids.shape, dtype=torch.long)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            whole = len(prompt) + len(answer)
-            ids[row, :whole] = torch.tensor(prompt + answer)
-            labels[row, len(prompt) : whole] = torch.tensor(answer)
-            mask[row, :whole] = 1
-            places[:, row] = positions(length, prompt.index(picture) if picture in prompt else None, side)
-        return Batch(ids=ids, labels=labels, mask=mask, places=places)
-
     def _one(self, token: str) -> int:
         (found,) = self.encode(token)
         return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Dialogues of one medium on the device. `ids` [n, longest], filled up with ends, one token for the medium, which
+    is in column `media` of all (-1: none); `first` [n]: the answer's first column; `answers` [n, longest answer], with
+    its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side], or `samples` int16, all sounds, of which one
+    begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1, and `lettered` [n]."""
+
+    ids: Any
+    first: Any
+    answers: Any
+    media: int = -1
+    pixels: Any = None
+    samples: Any = None
+    starts: Any = None
+    lengths: Any = None
+    letters: Any = None
+    lettered: Any = None
+
+    @property
+    def longest_s(self) -> int:
+        return 0 if self.lengths is None else int(self.lengths.max())
+
+
+def lines_of(
+    writer: Writer, dialogues: Sequence[Dialogue], device: str, *, pixels: Any = None, sounds: Sequence[Any] = ()
+) -> Lines:
+    """`pixels` uint8 [n, 3, side, side] or `sounds`, int16 tensors at HEARD_RATE, belong to the dialogues in order."""
+    medium, written = dialogues[0].medium, writer.lines(dialogues)
+    longest = max(len(prompt) + len(answer) for prompt, answer in written)
+    most = max(len(answer) for _, answer in written)
+    columns = {prompt.index(writer.pads[medium]) for prompt, _ in written} if medium != "none" else {-1}
+    if len(columns) > 1:
+        raise ValueError(f"a medium is in column {sorted(columns)}; it must begin every dialogue")
+    fields: dict[str, Any] = {}
+    if medium == "audio":
+        lengths = torch.tensor([len(one) for one in sounds])
+        spelled = [[1 + _LETTERS.index(one) for one in text.heard.lower() if one in _LETTERS] for text in dialogues]
+        fields = {
+            "samples": torch.cat([*sounds, torch.zeros(1, dtype=torch.int16)]),
+            "starts": lengths.cumsum(0) - lengths,
+            "lengths": lengths,
+            "letters": torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in spelled], batch_first=True),
+            "lettered": torch.tensor([len(one) for one in spelled]),
+        }
+    fields |= {
+        "ids": torch.tensor([[*a, *b] + [writer.end] * (longest - len(a) - len(b)) for a, b in written]),
+        "first": torch.tensor([len(prompt) for prompt, _ in written]),
+        "answers": torch.tensor([answer + [-100] * (most - len(answer)) for _, answer in written]),
+    }
+    on_device = {name: value.to(device) for name, value in fields.items()}
+    return Lines(media=columns.pop(), pixels=None if pixels is None else pixels.to(device), **on_device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Rows of one medium: `ids` [rows, columns] with all of the medium's tokens, `first`, `answers` as in Lines;
+    `pixels` float32 in [-1, 1]; or `features` with `tokens` [rows] for each, `letters` and `lettered`."""
+
+    ids: Any
+    first: Any
+    answers: Any
+    media: int
+    pixels: Any = None
+    features: Any = None
+    tokens: Any = None
+    letters: Any = None
+    lettered: Any = None
+
+
 class Thinker(torch.nn.Module):
-    """transformers' thinker and, for training, a head that reads the audio tower."""
+    """transformers' thinker, whole batches at once; for training, with a head that reads the audio tower."""
 
-    def __init__(self, module: Any, side: int) -> None:
+    def __init__(self, module: Any) -> None:
         super().__init__()
-        self.module, self.features, self.side = module, Features(), side
-        text = module.config.text_config
-        self.spelling = torch.nn.Linear(text.hidden_size, text.vocab_size + 1)  # the last class: nothing new
-        self._window = module.config.audio_config.n_window
-        self._tower: Any = None
+        self.module, self.features = module, Features()
+        audio = module.config.audio_config
+        self.spelling = torch.nn.Linear(audio.output_dim, _LETTERS_A_TOKEN * (1 + len(_LETTERS)))
 
-    def _keep(self, tower: Any, given: Any, found: Any) -> None:
-        self._tower = found.last_hidden_state
-
-    def logits(self, writer: Writer, dialogues: Sequence[Dialogue], media: Any) -> tuple[Any, Batch, list[int]]:
-        """Logits [batch, length, vocabulary], the batch on their device, and the media tokens of each dialogue."""
-        medium, device = dialogues[0].medium, self.spelling.weight.device
+    def group(self, lines: Lines, rows: Any, columns: int, *, vary: bool) -> Group:
+        """Those rows of `lines`; what is heard is made a little different each time with `vary`."""
+        count, tokens = len(rows), 1
         fields: dict[str, Any] = {}
-        tokens = [0] * len(dialogues)
-        if medium == "image":
-            cells = self.side // 16
-            fields["pixel_values"] = patches(media)
-            fields["image_grid_thw"] = torch.tensor([[1, cells, cells]] * len(dialogues), device=device)
-            tokens = [picture_tokens(self.side)] * len(dialogues)
-        elif medium == "audio":
-            features, mask = clips(self.features, media)
-            fields["input_features"], fields["feature_attention_mask"] = features, mask.long()
-            tokens = [heard_tokens(frames, self._window) for frames in mask.sum(1).tolist()]
-        batch = writer.batch(dialogues, tokens, self.side)
-        batch = Batch(**{name: getattr(batch, name).to(device, non_blocking=True) for name in Batch.__slots__})
-        # Only for this call: the module is kept, and nothing of the training with it.
-        hook = self.module.model.audio_tower.register_forward_hook(self._keep)
-        try:
-            found = self.module(
-                input_ids=batch.ids, attention_mask=batch.mask, position_ids=batch.places, use_cache=False, **fields
-            )
-        finally:
-            hook.remove()
-        return found.logits, batch, tokens
+        if lines.pixels is not None:
+            tokens = picture_tokens(lines.pixels.shape[-1])
+            fields["pixels"] = lines.pixels[rows].float() / 127.5 - 1
+        elif lines.samples is not None:
+            features, frames = self._sounds(lines, rows, vary=vary)
+            tokens = heard_tokens(frames)
+            fields = {"features": features, "tokens": tokens}
+            fields |= {"letters": lines.letters[rows], "lettered": lines.lettered[rows]}
+        device = rows.device
+        many = torch.as_tensor(tokens, device=device).expand(count)[:, None]
+        place = torch.arange(columns, device=device)
+        source = torch.where(place < lines.media + many, place.clamp(max=lines.media), place - many + 1)
+        source = source if lines.media >= 0 else place.expand(count, -1)
+        ids = lines.ids[rows].gather(1, source.clamp(max=lines.ids.shape[1] - 1).where(place >= lines.media, place))
+        first = lines.first[rows] + many[:, 0] - 1
+        return Group(ids=ids, first=first, answers=lines.answers[rows], media=lines.media, **fields)
 
-    def loss(self, writer: Writer, dialogues: Sequence[Dialogue], media: Any) -> Any:
-        """Nats a token of the answers; of what is heard, with the tower's own reading."""
-        logits, batch, tokens = self.logits(writer, dialogues, media)
-        error = F.cross_entropy(
-            logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=_IGNORED
-        )
-        return (
-            error if dialogues[0].medium != "audio" else error + _SPELLED * self._misspelled(writer, dialogues, tokens)
-        )
+    def _sounds(self, lines: Lines, rows: Any, *, vary: bool) -> tuple[Any, Any]:
+        """Features [rows, bins, whole chunks of frames] and how many frames of each are real."""
+        count, device = len(rows), rows.device
+        chance = torch.rand(5, count, device=device) if vary else torch.zeros(5, count, device=device)
+        speed = _SLOWEST + (_FASTEST - _SLOWEST) * chance[0] if vary else torch.ones(count, device=device)
+        before, after = (chance[1] * _AROUND).floor(), (chance[2] * _AROUND).floor()
+        length = lines.lengths[rows]
+        total = (before + length / speed + after).floor()
+        most = round(lines.longest_s / _SLOWEST) + 2 * _AROUND
+        chunk = 100 * HOP
+        most = -(-most // chunk) * chunk
+        place = (torch.arange(most, device=device) - before[:, None]) * speed[:, None]
+        inside = (place >= 0) & (place < length[:, None] - 1)
+        whole = place.floor().clamp(min=0).minimum(length[:, None] - 2.0)
+        at = lines.starts[rows][:, None] + whole.long()
+        part = (place - whole).clamp(0, 1)
+        sound = (lines.samples[at] * (1 - part) + lines.samples[at + 1] * part) * inside / 32768.0
+        if vary:
+            noise = 10 ** (-4 + 2 * chance[4][:, None]) * torch.randn_like(sound)
+            sound = sound * (0.4 + 0.8 * chance[3][:, None]) + noise
+        frames = (total / HOP).floor().long()
+        features = self.features(sound)
+        real = torch.arange(features.shape[-1], device=device) < frames[:, None]
+        return features * real[:, None], frames
 
-    def _misspelled(self, writer: Writer, dialogues: Sequence[Dialogue], tokens: Sequence[int]) -> Any:
-        likely = self.spelling(self._tower).float().log_softmax(-1)
-        rows = torch.nn.utils.rnn.pad_sequence(list(likely.split(list(tokens))))
-        said = [writer.encode(one.heard) for one in dialogues]
-        return F.ctc_loss(
-            rows,
-            torch.tensor([one for ids in said for one in ids], device=rows.device),
-            torch.tensor(list(tokens)),
-            torch.tensor([len(ids) for ids in said]),
-            blank=likely.shape[-1] - 1,
-            zero_infinity=True,
-        )
+    def forward(self, groups: Sequence[Group]) -> tuple[list[Any], Any]:
+        """Logits [rows, longest answer, ids] of each group's answers, and what was heard. All groups are of as many
+        columns; rows see only those before them, so that what fills them up needs no mask."""
+        core = self.module.model
+        embeds, places, deep, heard = [], [], [], None
+        columns = groups[0].ids.shape[1]
+        layers = len(core.visual.config.deepstack_visual_indexes)
+        for one in groups:
+            found = core.language_model.embed_tokens(one.ids)
+            where = torch.arange(columns, device=one.ids.device).expand(3, len(one.ids), -1)
+            added = [torch.zeros_like(found)] * layers
+            if one.pixels is not None:
+                side = one.pixels.shape[-1]
+                seen, added = see(core.visual, one.pixels)
+                after = columns - one.media - seen.shape[1]
+                found = torch.cat([found[:, : one.media], seen.to(found), found[:, columns - after :]], 1)
+                added = [F.pad(values, (0, 0, one.media, after)) for values in added]
+                where = positions(columns, one.media, side).to(one.ids.device)[:, None].expand(-1, len(one.ids), -1)
+            elif one.features is not None:
+                heard = hear(core.audio_tower, one.features, one.tokens)
+                room = heard[:, : columns - one.media]
+                room = F.pad(room, (0, 0, one.media, columns - one.media - room.shape[1]))
+                place = torch.arange(columns, device=one.ids.device)
+                mine = (place >= one.media) & (place < one.media + one.tokens[:, None])
+                found = torch.where(mine[..., None], room.to(found), found)
+            embeds.append(found)
+            places.append(where)
+            deep.append(added)
+        hidden = torch.cat(embeds)
+        turns = core.language_model.rotary_emb(hidden, torch.cat(places, 1))
+        for number, layer in enumerate(core.language_model.layers):
+            hidden = layer(hidden, position_embeddings=turns)
+            if number < layers:
+                hidden = hidden + torch.cat([added[number] for added in deep])
+        hidden = core.language_model.norm(hidden)
+        logits = []
+        for one, part in zip(groups, hidden.split([len(one.ids) for one in groups]), strict=True):
+            asked = one.first[:, None] - 1 + torch.arange(one.answers.shape[1], device=one.ids.device)
+            asked = asked.clamp(max=columns - 1)[..., None].expand(-1, -1, part.shape[-1])
+            logits.append(self.module.lm_head(part.gather(1, asked)))
+        return logits, heard
+
+    def losses(self, groups: Sequence[Group]) -> list[Any]:
+        """Nats a token of each group's answers; last, of what is heard, nats a letter of the tower's own reading."""
+        logits, heard = self(groups)
+        found = [
+            F.cross_entropy(values.float().flatten(0, 1), one.answers.flatten(), ignore_index=-100)
+            for values, one in zip(logits, groups, strict=True)
+        ]
+        for one in groups:
+            if one.tokens is not None:
+                likely = self.spelling(heard).float().unflatten(-1, (_LETTERS_A_TOKEN, -1)).flatten(1, 2)
+                rows = likely.log_softmax(-1).transpose(0, 1)
+                found.append(
+                    F.ctc_loss(rows, one.letters, _LETTERS_A_TOKEN * one.tokens, one.lettered, zero_infinity=True)
+                )
+        return found
+
+
+def width_of(parts: Sequence[Lines]) -> int:
+    """Columns that any row of these can need, in eights."""
+    needed = 0
+    for one in parts:
+        media = 1 if one.pixels is None else picture_tokens(one.pixels.shape[-1])
+        if one.samples is not None:
+            media = int(heard_tokens(torch.tensor((round(one.longest_s / _SLOWEST) + 2 * _AROUND) // HOP)))
+        needed = max(needed, one.ids.shape[1] + media - 1)
+    return -(-needed // 8) * 8
 
 
 def train(
     module: Any,
-    writer: Writer,
-    sample: Sample,
+    parts: dict[Medium, Lines],
     *,
-    side: int,
     seconds: float,
     batch: int,
     device: str,
     seed: int,
+    keep: Callable[[], None],
 ) -> None:
-    """Trains transformers' thinker in place: every step has dialogues in text, with pictures, and with sounds."""
+    """Trains transformers' thinker in place; its table of tokens stays. Every step has dialogues in text, with
+    pictures and with sounds; `keep` is called about once a minute."""
     torch.manual_seed(seed)
-    thinker = Thinker(module, side).to(device)
-    optimizer = torch.optim.AdamW(thinker.parameters(), _RATE, betas=(0.9, 0.98), weight_decay=0.02)
-    parts: tuple[tuple[Medium, int], ...] = (("none", batch), ("image", batch // 2), ("audio", batch // 3))
+    thinker = Thinker(module).to(device)
+    module.get_input_embeddings().requires_grad_(False)
+    parameters = [value for value in thinker.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02, fused=device == "cuda")
+    if device == "cuda":
+        # What cannot be compiled runs as it is, and the log says so.
+        torch._dynamo.config.suppress_errors = True
+        for layer in module.model.language_model.layers:
+            layer.compile(dynamic=False)
+    columns = width_of(list(parts.values()))
+    kept = 0.0
     for now in moments(seconds):
         optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            groups = []
+            for medium, lines in parts.items():
+                rows = torch.randint(len(lines.ids), (max(1, round(_SHARES[medium] * batch)),), device=device)
+                with torch.no_grad(), torch.autocast(device, enabled=False):
+                    groups.append(thinker.group(lines, rows, columns, vary=True))
+            losses = thinker.losses(groups)
+        loss = sum(losses[: len(groups)]) + _SPELLED * sum(losses[len(groups) :])
         optimizer.zero_grad()
-        told = {}
-        for medium, count in parts:
-            dialogues, media = sample(medium, max(1, count))
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                loss = thinker.loss(writer, dialogues, media)
-            loss.backward()
-            told[medium] = loss
-        torch.nn.utils.clip_grad_norm_(thinker.parameters(), 1.0)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
         if now.step % 250 == 0:
-            shown = ", ".join(f"{medium} {value.item():.3f}" for medium, value in told.items())
+            names = (*parts, "letters")
+            shown = ", ".join(f"{name} {value.item():.3f}" for name, value in zip(names, losses, strict=False))
             log.info("thinker: step %d, %d %% of the time, %s", now.step, 100 * now.done, shown)
+        if (now.done - kept) * seconds > _KEEP_S:
+            kept = now.done
+            keep()
     module.eval()
 
 
-def exact(module: Any, writer: Writer, dialogues: Sequence[Dialogue], media: Any, *, side: int) -> float:
-    """The share of dialogues whose every answer token is the likeliest after those before it: greedy decoding's."""
-    with torch.no_grad():
-        logits, batch, _ = Thinker(module, side).to(next(module.parameters()).device).logits(writer, dialogues, media)
-    right = (logits[:, :-1].argmax(-1) == batch.labels[:, 1:]) | (batch.labels[:, 1:] == _IGNORED)
-    return right.all(1).float().mean().item()
+@torch.no_grad()
+def answered(module: Any, lines: Lines, end: int, *, batch: int = 256) -> list[list[int]]:
+    """What the thinker answers to each, greedily, token by token, without its end."""
+    device = lines.ids.device
+    thinker, columns, found = Thinker(module).to(device), width_of([lines]), []
+    most = lines.answers.shape[1]
+    for rows in torch.arange(len(lines.ids), device=device).split(batch):
+        group = thinker.group(lines, rows, columns, vary=False)
+        place = torch.arange(columns, device=device)
+        group.ids.masked_fill_(place >= group.first[:, None], end)
+        told = torch.full((len(rows), most), end, device=device)
+        for step in range(most):
+            told[:, step] = thinker([group])[0][0][:, step].argmax(-1)
+            group.ids.scatter_(1, (group.first + step).clamp(max=columns - 1)[:, None], told[:, step : step + 1])
+        found += [ids[: ids.index(end)] if end in ids else ids for ids in told.tolist()]
+    return found
 
 
-class Samples:
-    """Draws training dialogues from what was made beforehand; `paint` gives scenes' pixels; sounds are made worse."""
+def scores(asked: Sequence[Dialogue], found: Sequence[str]) -> list[str]:
+    """Of each topic how many answers are right to the letter, and how many words of what was heard."""
+    right: dict[str, list[bool]] = {}
+    wrong = words = 0
+    for one, answer in zip(asked, found, strict=True):
+        right.setdefault(_topic(one), []).append(answer == one.answer)
+        if one.topic == "hearing":
+            said = _words(one.heard)
+            words += len(said)
+            wrong += min(len(said), _errors(said, _words(answer)))
+    whole = [value for values in right.values() for value in values]
+    told = [f"{topic} {sum(v)} of {len(v)}" for topic, v in sorted(right.items())]
+    lines = [f"{asked[0].medium}: {100 * sum(whole) / len(whole):.1f} % exact ({', '.join(told)})"]
+    lines += [f"heard words: {100 * (1 - wrong / words):.1f} % of {words}"] if words else []
+    missed = [(one, answer) for one, answer in zip(asked, found, strict=True) if answer != one.answer]
+    return lines + [f"  {one.answer!r} was {answer!r}" for one, answer in missed[:8]]
 
-    def __init__(
-        self,
-        *,
-        talks: Sequence[Dialogue],
-        looks: Sequence[Dialogue],
-        listens: Sequence[tuple[Dialogue, Any]],
-        paint: Callable[[Sequence[Scene]], Any],
-        seed: int,
-        device: str,
-    ) -> None:
-        self._talks, self._looks, self._listens, self._paint = talks, looks, listens, paint
-        self._chance, self._device = random.Random(seed), device
 
-    def __call__(self, medium: Medium, count: int) -> tuple[Sequence[Dialogue], Any]:
-        if medium == "none":
-            return self._chance.choices(self._talks, k=count), None
-        if medium == "image":
-            looks = self._chance.choices(self._looks, k=count)
-            return looks, self._paint([one.scene for one in looks if one.scene is not None])
-        chosen = self._chance.choices(self._listens, k=count)
-        return [dialogue for dialogue, _ in chosen], [self._worse(sound.to(self._device)) for _, sound in chosen]
+def _topic(one: Dialogue) -> str:
+    if one.scene is None:
+        return one.topic
+    if "background is" in one.answer or "It is" in one.answer or "There" in one.answer:
+        return one.turns[-2]
+    return "two things" if one.scene.right is not None else "one thing"
 
-    def _worse(self, sound: Any) -> Any:
-        """A little louder or softer, slower or faster, with noise, and silence around it."""
-        speed = self._chance.uniform(0.92, 1.08)
-        resampled = F.interpolate(sound[None, None], size=round(len(sound) / speed), mode="linear")[0, 0]
-        resampled = resampled * self._chance.uniform(0.4, 1.2)
-        before, after = (self._chance.randrange(1600) for _ in range(2))
-        padded = F.pad(resampled, (before, after))
-        return padded + 10 ** self._chance.uniform(-4, -2) * torch.randn_like(padded)
+
+def _words(text: str) -> list[str]:
+    return "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ").split()
+
+
+def _errors(said: Sequence[str], found: Sequence[str]) -> int:
+    """Words to be changed, added or left out (Levenshtein, 1966)."""
+    row = list(range(len(found) + 1))
+    for number, word in enumerate(said, 1):
+        before, row = row, [number]
+        for place, other in enumerate(found, 1):
+            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (word != other)))
+    return row[-1]

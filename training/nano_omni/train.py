@@ -5,6 +5,7 @@ ones before it have left. On one GPU each takes at most a few minutes.
 """
 
 import argparse
+import copy
 import logging
 import os
 import pickle
@@ -25,6 +26,8 @@ from training.pack import pack
 log = logging.getLogger(__name__)
 _SECONDS = {"thinker": 240.0, "codec": 240.0, "talker": 360.0}
 _SIDE = 128  # pixels of a picture that it learns to see
+_HELD = 256  # sentences that are said to be heard for the scores
+_HEARD_S = 4.5  # of a sound, at most: few are longer
 _MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's prompt
 
 
@@ -33,11 +36,12 @@ def data(options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
     talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(options.sentences)]
     heard = [dialogues.draw_heard(chance, unseen=False) for _ in range(options.sentences // 2)]
-    texts = list(dict.fromkeys([one.answer for one in talks] + [one.heard for one in heard]))
+    unheard = [dialogues.draw_heard(chance, unseen=True) for _ in range(_HELD)]
+    texts = list(dict.fromkeys([one.answer for one in talks] + [one.heard for one in (*heard, *unheard)]))
     log.info("%d different sentences", len(texts))
     said = speech.say(texts, options.workers)
     log.info("%.2f hours of speech", sum(len(one.samples) for one in said) / speech.RATE / 3600)
-    _keep(options, "data", {"talks": talks, "heard": heard, "said": said})
+    _keep(options, "data", {"talks": talks, "heard": heard, "unheard": unheard, "said": said})
 
 
 def train_thinker(options: argparse.Namespace) -> None:
@@ -48,46 +52,61 @@ def train_thinker(options: argparse.Namespace) -> None:
     painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
     grounds = list(pictures.BACKGROUNDS)
 
-    def looks(count: int, *, unseen: bool) -> list[dialogues.Dialogue]:
+    def looks(count: int, *, unseen: bool) -> tuple[list[dialogues.Dialogue], Any]:
         scenes = [draw_scene(chance, drawn, pairs=0.4, unseen=unseen) for _ in range(count)]
-        return [dialogues.draw_seen(chance, scene, drawn, grounds) for scene in scenes]
+        painted = [
+            (painter.paint(scenes[start : start + 512], generator) * 127.5 + 127.5).round().byte()
+            for start in range(0, count, 512)
+        ]
+        return [dialogues.draw_seen(chance, scene, drawn, grounds) for scene in scenes], torch.cat(painted)
 
-    many = 4 * options.sentences
+    many = 10 * options.sentences
     talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(many)]
-    seen = looks(many, unseen=False)
-    tokenizer = layout.tokenizer([turn for one in (*kept["talks"], *seen[: many // 8]) for turn in one.turns])
+    seen, pixels = looks(many // 2, unseen=False)
+    tokenizer = layout.tokenizer([turn for one in (*kept["talks"], *seen[:8000]) for turn in one.turns])
     torch.manual_seed(options.seed)
     model = layout.model(tokenizer)
     writer = thinker.Writer(tokenizer)
-    for part in (talks, seen, kept["heard"]):
-        writer.learn(part)
-    samples = thinker.Samples(
-        talks=talks,
-        looks=seen,
-        listens=_sounds(kept),
-        paint=lambda scenes: painter.paint(scenes, generator),
-        seed=options.seed,
-        device=options.device,
-    )
-    log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(kept["heard"]))
-    thinker.train(model.thinker, writer, samples, side=_SIDE, **_common(options, "thinker"))
-    held = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(256)]
-    log.info("held-out dialogues: %.1f %%", 100 * thinker.exact(model.thinker, writer, held, None, side=_SIDE))
-    held = looks(256, unseen=True)
-    pixels = painter.paint([one.scene for one in held if one.scene is not None], generator)
-    log.info("held-out pictures: %.1f %%", 100 * thinker.exact(model.thinker, writer, held, pixels, side=_SIDE))
-    _keep(options, "thinker", {"tokenizer": tokenizer, "model": model.cpu()})
+    # As large as what layers add: at the usual 0.02 a fixed table is drowned by them.
+    model.thinker.get_input_embeddings().weight.data.normal_(0.0, 0.5)
+    spoken = [dialogues.written(chance, one.text) for one in kept["said"]]
+    answers = [one for one in spoken if one is not None and not dialogues.held_out(one)]
+    heard, sounds = _sounds(kept, [*kept["heard"], *answers])
+    parts: dict[dialogues.Medium, thinker.Lines] = {
+        "none": thinker.lines_of(writer, talks, options.device),
+        "image": thinker.lines_of(writer, seen, options.device, pixels=pixels),
+        "audio": thinker.lines_of(writer, heard, options.device, sounds=sounds),
+    }
+    log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(heard))
+
+    def keep() -> None:
+        _keep(options, "thinker", {"tokenizer": tokenizer, "model": copy.deepcopy(model).cpu()})
+
+    thinker.train(model.thinker, parts, keep=keep, **_common(options, "thinker"))
+    keep()
+    unheard = _sounds(kept, kept["unheard"])
+    unseen = looks(4 * _HELD, unseen=True)
+    told = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(4 * _HELD)]
+    for asked, media in ((told, {}), (unseen[0], {"pixels": unseen[1]}), (unheard[0], {"sounds": unheard[1]})):
+        lines = thinker.lines_of(writer, asked, options.device, **media)
+        found = [writer.decode(ids) for ids in thinker.answered(model.thinker, lines, writer.end)]
+        for line in thinker.scores(asked, found):
+            log.info("held out: %s", line)
 
 
-def _sounds(kept: dict[str, Any]) -> list[tuple[dialogues.Dialogue, Any]]:
-    """What is heard, at the rate of hearing."""
+def _sounds(kept: dict[str, Any], asked: list[dialogues.Dialogue]) -> tuple[list[dialogues.Dialogue], list[Any]]:
+    """Those that have a sound of a length that is heard, and their sounds, int16 at the rate of hearing."""
     import soxr
 
-    voices = {one.text: one.samples for one in kept["said"]}
-    return [
-        (one, torch.from_numpy(soxr.resample(voices[one.heard] / 32768.0, speech.RATE, HEARD_RATE)).float())
-        for one in kept["heard"]
-    ]
+    voices = {_plain(one.text): one.samples for one in kept["said"]}
+    found = [one for one in asked if len(voices[_plain(one.heard)]) < _HEARD_S * speech.RATE]
+    ways = {key: soxr.resample(voices[key], speech.RATE, HEARD_RATE) for key in {_plain(one.heard) for one in found}}
+    return found, [torch.from_numpy(ways[_plain(one.heard)]) for one in found]
+
+
+def _plain(text: str) -> str:
+    """What is the same to the ear: no capital and no stop."""
+    return text.rstrip(".").lower()
 
 
 def train_codec(options: argparse.Namespace) -> None:
@@ -154,7 +173,7 @@ def _user_rows(writer: thinker.Writer, chance: random.Random, asked: list[str]) 
 
 def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:
     seconds = _SECONDS[part] if options.seconds is None else options.seconds
-    batches = {"thinker": 192, "codec": 32, "talker": 256}
+    batches = {"thinker": 512, "codec": 32, "talker": 256}
     batch = options.batch or batches[part]
     return {"seconds": seconds, "batch": batch, "device": options.device, "seed": options.seed}
 

@@ -71,15 +71,70 @@ def test_sounds_become_the_feature_extractors_features():
     )
 
 
-def test_a_picture_has_the_positions_of_transformers(tokenizer, model):
+def test_whole_batches_give_what_transformers_gives_one_by_one(tokenizer, model):
+    generator = torch.Generator().manual_seed(1)
+    writer = thinker.Writer(tokenizer)
     scene = Scene(thing=0, right=None, size=0, background=0)
-    plain = dialogues.Dialogue(topic="", turns=("Hello.", "Hi."))
-    seen = dialogues.Dialogue(topic="", turns=("Hello.", "Hi.", "What is this?", "A cat."), scene=scene)
-    batch = thinker.Writer(tokenizer).batch([plain, seen], [0, 16], 128)
-    right, _ = model.thinker.get_rope_index(batch.ids, torch.tensor([[1, 8, 8]]), None, batch.mask, False, None, None)
-    assert (right == batch.places)[:, batch.mask.bool()].all()
-    answer = batch.labels[1][batch.labels[1] >= 0]
-    assert tokenizer.decode(answer) == "A cat.<|im_end|>"
+    one = dialogues.Dialogue
+    talks = [
+        one(topic="", turns=("Hello.", "Hi.")),
+        one(topic="", turns=("My name is Tom.", "Yes.", "Who am I?", "Tom.")),
+    ]
+    looks = [one(topic="", turns=("What is this?", "A cat."), scene=scene)] * 2
+    listens = [one(topic="", turns=("", "Hello."), heard="hello"), one(topic="", turns=("What?", "Hi."), heard="hi")]
+    pixels = torch.randint(256, (2, 3, 128, 128), generator=generator, dtype=torch.uint8)
+    sounds = [torch.randint(-9000, 9000, (size,), generator=generator, dtype=torch.int16) for size in (20_400, 37_000)]
+    parts = [
+        thinker.lines_of(writer, talks, "cpu"),
+        thinker.lines_of(writer, looks, "cpu", pixels=pixels),
+        thinker.lines_of(writer, listens, "cpu", sounds=sounds),
+    ]
+    whole, columns = thinker.Thinker(model.thinker), thinker.width_of(parts)
+    with torch.no_grad():
+        groups = [whole.group(lines, torch.arange(2), columns, vary=False) for lines in parts]
+        logits, _ = whole(groups)
+        for group, found in zip(groups, logits, strict=True):
+            for row in range(2):
+                answer = group.answers[row][group.answers[row] >= 0]
+                start = int(group.first[row])
+                ids = group.ids[row : row + 1, : start + len(answer)]
+                assert ids[0, start:].tolist() == answer.tolist()
+                fields = {}
+                if group.pixels is not None:
+                    fields["pixel_values"] = patches(group.pixels[row : row + 1])
+                    fields["image_grid_thw"] = torch.tensor([[1, 8, 8]])
+                if group.features is not None:
+                    frames = len(sounds[row]) // 160
+                    assert (ids == writer.pads["audio"]).sum() == group.tokens[row]
+                    fields["input_features"] = group.features[row : row + 1, :, :frames]
+                    fields["feature_attention_mask"] = torch.ones(1, frames, dtype=torch.long)
+                right = model.thinker(input_ids=ids, attention_mask=torch.ones_like(ids), **fields).logits
+                torch.testing.assert_close(
+                    found[row, : len(answer)], right[0, start - 1 : -1], atol=2e-4, rtol=1e-3
+                )  # fmt: skip
+
+
+def test_a_thinker_learns_to_answer_and_its_table_stays(tokenizer, model, tmp_path):
+    import copy
+
+    module = copy.deepcopy(model.thinker)
+    table = module.get_input_embeddings().weight.clone()
+    asked = [dialogues.Dialogue(topic="hearing", turns=("", "Yes."), heard="Yes.")]
+    lines = thinker.lines_of(
+        thinker.Writer(tokenizer), asked, "cpu", sounds=[torch.randint(-99, 99, (9000,), dtype=torch.int16)]
+    )
+    kept = []
+    thinker.train(
+        module, {"audio": lines}, seconds=2.0, batch=4, device="cpu", seed=1, keep=lambda: kept.append(1)
+    )  # fmt: skip
+    assert torch.equal(table, module.get_input_embeddings().weight)
+    assert [len(ids) <= 3 for ids in thinker.answered(module, lines, thinker.Writer(tokenizer).end)] == [True]
+
+
+def test_scores_count_words_and_cap_what_is_wrong():
+    asked = [dialogues.Dialogue(topic="hearing", turns=("", text), heard=text) for text in ("One two.", "Yes.")]
+    found = thinker.scores(asked, ["One too.", "Yes it is so."])
+    assert found[:2] == ["audio: 0.0 % exact (hearing 0 of 2)", "heard words: 33.3 % of 3"]
 
 
 def test_all_experts_at_once_are_the_modules_own_sum(model):
