@@ -315,6 +315,7 @@ def train(
 
 
 @torch.no_grad()
+@torch.compiler.set_stance("force_eager")  # for shapes that come once, compiling takes longer than it saves
 def answered(module: Any, lines: Lines, end: int, *, batch: int = 256) -> list[list[int]]:
     """What the thinker answers to each, greedily, token by token, without its end."""
     device = lines.ids.device
