@@ -179,8 +179,10 @@ def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:
 
 
 def _keep(options: argparse.Namespace, name: str, content: dict[str, Any]) -> None:
-    with (options.out / f"{name}.pickle").open("wb") as file:
+    path = options.out / f"{name}.pickle"
+    with path.with_suffix(".new").open("wb") as file:
         pickle.dump(content, file, protocol=5)
+    path.with_suffix(".new").replace(path)  # so that a run that is ended here loses only this one
 
 
 def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
