@@ -6,6 +6,8 @@ the loss is on mel spectrograms of several resolutions and on the codebooks' err
 
 import logging
 import random
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ _VECTOR = 96
 _FOLLOW = 0.03  # of a codebook, a step
 _SEGMENT_FRAMES = 20
 _RATE = 1e-3
+_CODED = 128  # sentences at once
 
 
 class Mel(nn.Module):
@@ -149,6 +152,23 @@ class Codec(nn.Module):
         """Codes [batch, GROUPS, frames] of samples [batch, frames x FRAME]."""
         return self.codebooks(self.encoder(samples))[1]
 
+    def coded(self, samples: Any, frames: Sequence[int]) -> list[Any]:
+        """Codes [GROUPS, frames] on the CPU of each sentence of `samples`, int16 [sum of frames x FRAME]; sentences of
+        one length go together."""
+        starts, found = [0, *accumulate(frames)], [torch.empty(0)] * len(frames)
+        alike: dict[int, list[int]] = {}
+        for place, count in enumerate(frames):
+            alike.setdefault(count, []).append(place)
+        for count, places in alike.items():
+            span = torch.arange(count * FRAME, device=samples.device)
+            for at in range(0, len(places), _CODED):
+                some = places[at : at + _CODED]
+                begin = torch.tensor([starts[place] * FRAME for place in some], device=samples.device)
+                codes = self.codes(samples[begin[:, None] + span].float() / 32768).cpu()
+                for place, one in zip(some, codes, strict=True):
+                    found[place] = one.clone()
+        return found
+
 
 def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: str, seed: int) -> Codec:
     """Trains on `samples`, int16 [all frames x FRAME] on the device: sentences one behind the other."""
@@ -156,7 +176,7 @@ def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: st
     chance = random.Random(seed)
     codec, loss_of = Codec(code2wav).to(device), MelLoss().to(device)
     parameters = [value for value in codec.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.8, 0.99), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.8, 0.99), weight_decay=0.0, fused=device == "cuda")
     span = torch.arange(_SEGMENT_FRAMES * FRAME, device=device)
     for now in moments(seconds):
         optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)

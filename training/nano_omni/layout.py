@@ -24,6 +24,7 @@ _CODEC_IDS = {
     "codec_think_eos_id": 555,
 }
 _VOCABULARY = 2048
+_TABLE = 0.5  # deviation of a text token's embedding
 _WIDTH = 192
 _ROPE = {"mrope_section": [12, 6, 6], "rope_theta": 10000}
 _ATTENTION = {"hidden_size": _WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48}
@@ -145,6 +146,12 @@ def model(tokenizer: Any) -> Any:
             # What a block adds is scaled by almost nothing at first: too slow for a short training.
             if name.startswith("code2wav.") and name.endswith(("gamma", "scale")):
                 values.fill_(0.1)
+            # The thinker's table stays as it is drawn; its lm_head is another. What the talker makes of it has to be as
+            # large as a frame's codes, or it would not listen to the text for a long time.
+            if name == "thinker.model.embed_tokens.weight":
+                values.normal_(0.0, _TABLE).requires_grad_(False)
+            if name == "talker.text_projection.linear_fc1.weight":
+                values.normal_(0.0, 1 / (_TABLE * _WIDTH**0.5))
             # What it sees and hears the talker is told in words.
             if name.startswith("talker.hidden_projection."):
                 values.zero_()
@@ -161,6 +168,9 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
             **tiny_config.generation_config(),
             "thinker_max_new_tokens": 64,
             "talker_max_new_tokens": 256,
+            "talker_temperature": 0.7,
+            "talker_top_k": 20,
+            "talker_repetition_penalty": 1.0,
             "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
             "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         },

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from training.nano_omni.layout import FRAME, VOICES
+from training.nano_omni.layout import FRAME
 
 RATE = 24_000
 _LOWERED = {"chelsie": 1.0, "ethan": 0.84}
@@ -32,10 +32,8 @@ class Said:
         return len(self.samples) // FRAME
 
 
-def say(texts: Sequence[str], workers: int) -> list[Said]:
-    """Each text in one of the voices, by turns. Raises ImportError where hibari-tts is not installed."""
-    voices = list(VOICES)
-    jobs = [(text, voices[index % len(voices)]) for index, text in enumerate(texts)]
+def say(jobs: Sequence[tuple[str, str]], workers: int) -> list[Said]:
+    """Each text in a voice. Raises ImportError where hibari-tts is not installed."""
     with multiprocessing.get_context("spawn").Pool(workers, initializer=_begin) as pool:
         return pool.map(_say, jobs, chunksize=16)
 

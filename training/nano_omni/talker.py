@@ -6,8 +6,9 @@ text token and of sixteen codes. What a row predicts is the first code of the ne
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ log = logging.getLogger(__name__)
 _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
 _NOISE = 0.04  # of the codes that it is given are others than those that were said
-_PREDICTED_FRAMES = 3072  # of a batch, for the code predictor
+_PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
+_KEPT_S = 60.0
 _FADE = 0.85  # weight of a code group against the one before
 
 
@@ -80,15 +82,16 @@ class Talker(torch.nn.Module):
         embeds = self._embedded(codes)
         projected = self.module.text_projection(self.table)
         embeds = embeds + projected[text.clamp(min=0)] * (text != NONE)[..., None]
-        return self.module.model(inputs_embeds=embeds).last_hidden_state
+        return self.module.model(inputs_embeds=embeds, use_cache=False).last_hidden_state
 
     def _embedded(self, codes: Any) -> Any:
         """The sum of the codes' embeddings [batch, rows, hidden]."""
         tables = (self.module.model.codec_embedding, *self.module.code_predictor.model.codec_embedding)
-        return sum(
-            table(codes[..., group].clamp(min=0)) * (codes[..., group] != NONE)[..., None]
-            for group, table in enumerate(tables)
-        )
+        sizes = [table.weight.shape[0] for table in tables]
+        whole = torch.cat([*(table.weight for table in tables), torch.zeros_like(tables[0].weight[:1])])
+        starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu").to(codes.device, non_blocking=True)
+        places = torch.where(codes == NONE, len(whole) - 1, codes + starts)
+        return F.embedding_bag(places.flatten(0, -2), whole, mode="sum").unflatten(0, codes.shape[:-1])
 
     def first_codes(self, hidden: Any) -> Any:
         """Logits [..., talker vocabulary]."""
@@ -100,7 +103,8 @@ class Talker(torch.nn.Module):
         predictor = self.module.code_predictor
         tables = (self.module.model.codec_embedding, *predictor.model.codec_embedding)
         known = [table(codes[:, group]) for group, table in enumerate(tables[: GROUPS - 1])]
-        found = predictor.model(inputs_embeds=torch.stack([hidden, *known], dim=1)).last_hidden_state[:, 1:]
+        found = predictor.model(inputs_embeds=torch.stack([hidden, *known], dim=1), use_cache=False)
+        found = found.last_hidden_state[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head])
         return torch.einsum("fgh,gch->fgc", found, heads)
 
@@ -120,10 +124,11 @@ def losses(talker: Talker, rows: Rows, eos: int, generator: torch.Generator | No
     target = torch.where(frame == rows.frames[:, None], eos, following)
     target = torch.where((frame >= 0) & (frame <= rows.frames[:, None]), target, -100)
     first = F.cross_entropy(talker.first_codes(hidden).float().flatten(0, 1), target.flatten(), ignore_index=-100)
-    inside = ((frame >= 0) & (frame < rows.frames[:, None])).nonzero()
-    chosen = inside[torch.randperm(len(inside), device=inside.device)[:_PREDICTED_FRAMES]]
-    right = rows.codes[chosen[:, 0], chosen[:, 1] + 1]
-    logits = talker.other_codes(hidden[chosen[:, 0], chosen[:, 1]], right)
+    # Some frames of some sentences, so that the host need not know how many there are.
+    some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=places.device)
+    row = rows.first[some] + (torch.rand(len(some), device=places.device) * rows.frames[some]).long()
+    right = rows.codes[some, row + 1]
+    logits = talker.other_codes(hidden[some, row], right)
     error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
     weights = _FADE ** torch.arange(GROUPS - 1, device=error.device)
     return first, (error.view(-1, GROUPS - 1) * weights / weights.sum()).sum(1).mean()
@@ -136,26 +141,35 @@ def train(
     newline: int,
     spoken: Sequence[Spoken],
     *,
+    keep: Callable[[], None],
     seconds: float,
     batch: int,
     device: str,
     seed: int,
 ) -> None:
-    """Trains transformers' talker in place. Sentences of about one length share a batch."""
+    """Trains transformers' talker in place. Sentences of about one length share a batch. `keep` is called once a minute
+    and at the end."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     generator = torch.Generator(device=device).manual_seed(seed)
     talker = Talker(module.to(device), table.to(device))
     parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02)
-    ordered = sorted(spoken, key=lambda one: one.codes.shape[1])
-    eos = config.talker_config.codec_eos_token_id
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02, fused=device == "cuda")
+    ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[1])
+    lengths = [len(one.user) + 9 + one.codes.shape[1] for one in ordered]
+    every = rows_of(config, newline, ordered)
+    every = Rows(**{name: getattr(every, name).to(device) for name in Rows.__slots__})
+    eos, window, kept = config.talker_config.codec_eos_token_id, min(4 * batch, len(ordered)), 0.0
     for now in moments(seconds):
         optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.3)
-        start = chance.randrange(max(1, len(ordered) - 4 * batch + 1))
-        near = ordered[start : start + 4 * batch]
-        rows = rows_of(config, newline, chance.sample(near, min(batch, len(near))))
-        rows = Rows(**{name: getattr(rows, name).to(device, non_blocking=True) for name in Rows.__slots__})
+        start = min(max(0, chance.randrange(-window, len(ordered))), len(ordered) - window)
+        some, length = start + torch.randperm(window, device=device)[:batch], lengths[start + window - 1]
+        rows = Rows(
+            text=every.text[some, :length],
+            codes=every.codes[some, :length],
+            first=every.first[some],
+            frames=every.frames[some],
+        )
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             first, others = losses(talker, rows, eos, generator)
         optimizer.zero_grad()
@@ -167,3 +181,7 @@ def train(
                 "talker: step %d, %d %% of the time, first code %.3f, others %.3f",
                 now.step, 100 * now.done, first.item(), others.item(),
             )  # fmt: skip
+        if (now.done - kept) * seconds > _KEPT_S:
+            kept = now.done
+            keep()
+    keep()

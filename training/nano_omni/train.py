@@ -1,11 +1,12 @@
 """Makes nano-omni from nothing, part by part: `python -m training.nano_omni.train PART --out FOLDER`.
 
 The parts are `data`, `thinker`, `codec`, `talker` and `pack`, in this order, or `all`; each takes from FOLDER what the
-ones before it have left. On one GPU each takes at most a few minutes.
+ones before it have left. `thinker` may run beside `codec` and `talker`, which do not need it. On one GPU each takes at
+most a few minutes.
 """
 
 import argparse
-import copy
+import itertools
 import logging
 import os
 import pickle
@@ -17,14 +18,15 @@ from typing import Any
 import torch
 
 from training.nano_image import drawings as pictures
-from training.nano_image.captions import draw_scene
+from training.nano_image.captions import Scene, draw_scene
 from training.nano_image.scenes import Painter
-from training.nano_omni import codec, dialogues, layout, speech, talker, thinker
+from training.nano_omni import codec, dialogues, experts, layout, speech, talker, thinker
 from training.nano_omni.perception import HEARD_RATE
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SECONDS = {"thinker": 240.0, "codec": 240.0, "talker": 360.0}
+_SECONDS = {"thinker": 240.0, "codec": 215.0, "talker": 385.0}
+_SHORT = 8  # letters: what is so short is said in every voice
 _SIDE = 128  # pixels of a picture that it learns to see
 _HELD = 256  # sentences that are said to be heard for the scores
 _HEARD_S = 4.5  # of a sound, at most: few are longer
@@ -32,62 +34,78 @@ _MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's pro
 
 
 def data(options: argparse.Namespace) -> None:
-    """What is said: answers to be spoken and sentences to be heard, by the teacher."""
+    """What is said: answers to be spoken and sentences to be heard, by the teacher; the tokenizer; a fresh model, whose
+    embedding table stays as it is, so that thinker and talker can be trained at the same time."""
     chance = random.Random(options.seed)
-    talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(options.sentences)]
+    talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(3 * options.sentences)]
     heard = [dialogues.draw_heard(chance, unseen=False) for _ in range(options.sentences // 2)]
     unheard = [dialogues.draw_heard(chance, unseen=True) for _ in range(_HELD)]
-    texts = list(dict.fromkeys([one.answer for one in talks] + [one.heard for one in (*heard, *unheard)]))
-    log.info("%d different sentences", len(texts))
-    said = speech.say(texts, options.workers)
+    seen, _ = _looks(chance, _drawings(options), options.sentences // 4)
+    talks += seen  # whose answers are spoken as well
+    tokenizer = layout.tokenizer([turn for one in talks for turn in one.turns])
+    torch.manual_seed(options.seed)
+    _keep(options, "fresh", {"tokenizer": tokenizer, "model": layout.model(tokenizer)})
+    both = dict.fromkeys(
+        one.answer for one in talks if one.topic not in ("saying", "seeing") or len(one.answer) < _SHORT
+    )
+    once = dict.fromkeys([one.answer for one in talks] + [one.heard for one in (*heard, *unheard)])
+    voices = list(layout.VOICES)
+    jobs = [(text, voice) for text in both for voice in voices]
+    jobs += [(text, voice) for text, voice in zip(once, itertools.cycle(voices)) if text not in both]
+    log.info("%d different sentences, %d of them in all voices", len(once), len(both))
+    said = speech.say(jobs, options.workers)
     log.info("%.2f hours of speech", sum(len(one.samples) for one in said) / speech.RATE / 3600)
     _keep(options, "data", {"talks": talks, "heard": heard, "unheard": unheard, "said": said})
 
 
-def train_thinker(options: argparse.Namespace) -> None:
-    """The tokenizer, then thinker and towers."""
-    kept = _kept(options, "data")
-    chance = random.Random(options.seed + 10)
-    drawn = pictures.load(options.drawings) if options.drawings else pictures.draw()
-    painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
-    grounds = list(pictures.BACKGROUNDS)
+def _drawings(options: argparse.Namespace) -> pictures.Drawings:
+    return pictures.load(options.drawings) if options.drawings else pictures.draw()
 
-    def looks(count: int, *, unseen: bool) -> tuple[list[dialogues.Dialogue], Any]:
-        scenes = [draw_scene(chance, drawn, pairs=0.4, unseen=unseen) for _ in range(count)]
-        painted = [
-            (painter.paint(scenes[start : start + 512], generator) * 127.5 + 127.5).round().byte()
-            for start in range(0, count, 512)
-        ]
-        return [dialogues.draw_seen(chance, scene, drawn, grounds) for scene in scenes], torch.cat(painted)
+
+def _looks(
+    chance: random.Random, drawn: pictures.Drawings, count: int, *, unseen: bool = False
+) -> tuple[list[dialogues.Dialogue], list[Scene]]:
+    scenes = [draw_scene(chance, drawn, pairs=0.4, unseen=unseen) for _ in range(count)]
+    return [dialogues.draw_seen(chance, scene, drawn, list(pictures.BACKGROUNDS)) for scene in scenes], scenes
+
+
+def train_thinker(options: argparse.Namespace) -> None:
+    """Thinker and towers."""
+    kept, (tokenizer, model) = _kept(options, "data"), _fresh(options)
+    chance, drawn = random.Random(options.seed + 10), _drawings(options)
+    painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
+
+    def painted(scenes: list[Scene]) -> Any:
+        return torch.cat(
+            [
+                (painter.paint(scenes[start : start + 512], generator) * 127.5 + 127.5).round().byte()
+                for start in range(0, len(scenes), 512)
+            ]
+        )
 
     many = 10 * options.sentences
     talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(many)]
-    seen, pixels = looks(many // 2, unseen=False)
-    tokenizer = layout.tokenizer([turn for one in (*kept["talks"], *seen[:8000]) for turn in one.turns])
-    torch.manual_seed(options.seed)
-    model = layout.model(tokenizer)
+    seen, scenes = _looks(chance, drawn, many // 2)
     writer = thinker.Writer(tokenizer)
-    # As large as what layers add: at the usual 0.02 a fixed table is drowned by them.
-    model.thinker.get_input_embeddings().weight.data.normal_(0.0, 0.5)
     spoken = [dialogues.written(chance, one.text) for one in kept["said"]]
     answers = [one for one in spoken if one is not None and not dialogues.held_out(one)]
     heard, sounds = _sounds(kept, [*kept["heard"], *answers])
     parts: dict[dialogues.Medium, thinker.Lines] = {
         "none": thinker.lines_of(writer, talks, options.device),
-        "image": thinker.lines_of(writer, seen, options.device, pixels=pixels),
+        "image": thinker.lines_of(writer, seen, options.device, pixels=painted(scenes)),
         "audio": thinker.lines_of(writer, heard, options.device, sounds=sounds),
     }
     log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(heard))
 
     def keep() -> None:
-        _keep(options, "thinker", {"tokenizer": tokenizer, "model": copy.deepcopy(model).cpu()})
+        _keep(options, "thinker", {"weights": model.thinker.state_dict()})
 
     thinker.train(model.thinker, parts, keep=keep, **_common(options, "thinker"))
     keep()
     unheard = _sounds(kept, kept["unheard"])
-    unseen = looks(4 * _HELD, unseen=True)
+    unseen, scenes = _looks(chance, drawn, 4 * _HELD, unseen=True)
     told = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(4 * _HELD)]
-    for asked, media in ((told, {}), (unseen[0], {"pixels": unseen[1]}), (unheard[0], {"sounds": unheard[1]})):
+    for asked, media in ((told, {}), (unseen, {"pixels": painted(scenes)}), (unheard[0], {"sounds": unheard[1]})):
         lines = thinker.lines_of(writer, asked, options.device, **media)
         found = [writer.decode(ids) for ids in thinker.answered(model.thinker, lines, writer.end)]
         for line in thinker.scores(asked, found):
@@ -113,25 +131,20 @@ def train_codec(options: argparse.Namespace) -> None:
     """Encoder, codebooks and Code2Wav; then every sentence as codes."""
     import numpy as np
 
-    kept, begun = _kept(options, "data"), _kept(options, "thinker")
-    model, said = begun["model"], kept["said"]
+    said, (_, model) = _kept(options, "data")["said"], _fresh(options)
     samples = torch.from_numpy(np.concatenate([one.samples for one in said])).to(options.device)
     trained = codec.train(model.code2wav, samples, **_common(options, "codec"))
-    coded = []
-    for one in said:
-        sound = torch.from_numpy(one.samples.astype("float32") / 32768).to(options.device)
-        coded.append(trained.codes(sound[None])[0].cpu())
+    frames = [one.frames for one in said]
+    coded = trained.coded(samples, frames)
     used = [len(torch.unique(torch.cat([codes[group] for codes in coded]))) for group in range(layout.GROUPS)]
     log.info("codes used by group: %s", used)
-    _keep(options, "codec", {"code2wav": trained.code2wav.cpu().state_dict(), "codes": coded})
+    _keep(options, "codec", {"weights": trained.code2wav.state_dict(), "codes": coded})
 
 
 def train_talker(options: argparse.Namespace) -> None:
     """The talker on the codes, with the questions before the answers."""
-    kept, begun, coded = (_kept(options, name) for name in ("data", "thinker", "codec"))
-    model, tokenizer = begun["model"], begun["tokenizer"]
+    kept, coded, (tokenizer, model) = _kept(options, "data"), _kept(options, "codec"), _fresh(options)
     writer = thinker.Writer(tokenizer)
-    model.code2wav.load_state_dict(coded["code2wav"])
     asked: dict[str, list[str]] = {}
     for one in kept["talks"]:
         asked.setdefault(one.answer, []).append(one.turns[-2])
@@ -145,13 +158,20 @@ def train_talker(options: argparse.Namespace) -> None:
         )
         for said, codes in zip(kept["said"], coded["codes"], strict=True)
     ]
+
+    def keep() -> None:
+        _keep(options, "talker", {"weights": model.talker.state_dict()})
+
     table = model.thinker.get_input_embeddings().weight.detach()
-    talker.train(model.talker, table, model.config, writer.newline, spoken, **_common(options, "talker"))
-    layout.save(options.out / "checkpoint", model.cpu().eval(), tokenizer)
+    talker.train(model.talker, table, model.config, writer.newline, spoken, keep=keep, **_common(options, "talker"))
 
 
 def pack_all(options: argparse.Namespace) -> None:
-    """The checkpoint, made small enough for the repository."""
+    """The parts as one checkpoint, and that made small enough for the repository."""
+    tokenizer, model = _fresh(options)
+    for name, part in {"thinker": model.thinker, "talker": model.talker, "codec": model.code2wav}.items():
+        part.load_state_dict(_kept(options, name)["weights"])
+    layout.save(options.out / "checkpoint", model.eval(), tokenizer)
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
 
 
@@ -179,6 +199,8 @@ def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:
 
 
 def _keep(options: argparse.Namespace, name: str, content: dict[str, Any]) -> None:
+    if "weights" in content:
+        content = content | {"weights": {key: value.cpu() for key, value in content["weights"].items()}}
     path = options.out / f"{name}.pickle"
     with path.with_suffix(".new").open("wb") as file:
         pickle.dump(content, file, protocol=5)
@@ -189,6 +211,13 @@ def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
     with (options.out / f"{name}.pickle").open("rb") as file:
         found: dict[str, Any] = pickle.load(file)
     return found
+
+
+def _fresh(options: argparse.Namespace) -> tuple[Any, Any]:
+    """Tokenizer and model as `data` left them, in whichever process this is."""
+    found = _kept(options, "fresh")
+    experts.use(found["model"])
+    return found["tokenizer"], found["model"]
 
 
 def main() -> None:

@@ -169,6 +169,16 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
     first, others = talker.losses(speaker, rows, config.talker_config.codec_eos_token_id, None)
     assert 5 < first.item() < 9
     assert 5 < others.item() < 8
+    kept: list[bool] = []
+    projections = (model.talker.text_projection, model.talker.hidden_projection)
+    before = [part.linear_fc1.weight.clone() for part in projections]
+    talker.train(
+        model.talker, table, config, writer.newline, [spoken] * 2, keep=lambda: kept.append(True),
+        seconds=0.001, batch=2, device="cpu", seed=0,
+    )  # fmt: skip
+    changed = [not torch.equal(part.linear_fc1.weight, old) for part, old in zip(projections, before, strict=True)]
+    assert changed == [True, False]
+    assert kept == [True]
 
 
 def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
@@ -183,6 +193,10 @@ def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
         assert codes.shape == (1, layout.GROUPS, 4)
         assert drawn.shape == (1, 4 * layout.FRAME - 555)
         torch.testing.assert_close(model.code2wav(codes)[:, 0], drawn.clamp(-1, 1), atol=2e-4, rtol=0)
+        whole = (torch.randn(9 * layout.FRAME) * 3000).to(torch.int16)
+        found = trained.coded(whole, [4, 1, 4])
+        for one, piece in zip(found, whole.split([frames * layout.FRAME for frames in (4, 1, 4)]), strict=True):
+            assert torch.equal(one, trained.codes(piece[None].float() / 32768)[0])
 
 
 def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
