@@ -24,6 +24,7 @@ _VECTOR = 96
 _FOLLOW = 0.03  # of a codebook, a step
 _SEGMENT_FRAMES = 20
 _RATE = 1e-3
+_USED = 0.2  # choices a step, from which on a code counts as used
 _CODED = 128  # sentences at once
 
 
@@ -192,8 +193,12 @@ def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: st
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 5.0)
         optimizer.step()
-        if now.step % 250 == 0:
-            log.info("codec: step %d, %d %% of the time, mel %.3f", now.step, 100 * now.done, distance.item())
+        if now.told:
+            used = (codec.codebooks.counts > _USED).sum(1).tolist()
+            log.info(
+                "codec: step %d, %d %% of the time, mel %.3f, codes in use %s",
+                now.step, 100 * now.done, distance.item(), used,
+            )  # fmt: skip
     codec.eval()
     codec.finish()
     return codec

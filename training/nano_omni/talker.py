@@ -22,7 +22,6 @@ _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
 _NOISE = 0.04  # of the codes that it is given are others than those that were said
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
-_KEPT_S = 60.0
 _FADE = 0.85  # weight of a code group against the one before
 
 
@@ -82,7 +81,7 @@ class Talker(torch.nn.Module):
         embeds = self._embedded(codes)
         projected = self.module.text_projection(self.table)
         embeds = embeds + projected[text.clamp(min=0)] * (text != NONE)[..., None]
-        return self.module.model(inputs_embeds=embeds, use_cache=False).last_hidden_state
+        return _through(self.module.model, embeds, (3, 1))
 
     def _embedded(self, codes: Any) -> Any:
         """The sum of the codes' embeddings [batch, rows, hidden]."""
@@ -103,10 +102,18 @@ class Talker(torch.nn.Module):
         predictor = self.module.code_predictor
         tables = (self.module.model.codec_embedding, *predictor.model.codec_embedding)
         known = [table(codes[:, group]) for group, table in enumerate(tables[: GROUPS - 1])]
-        found = predictor.model(inputs_embeds=torch.stack([hidden, *known], dim=1), use_cache=False)
-        found = found.last_hidden_state[:, 1:]
+        found = _through(predictor.model, torch.stack([hidden, *known], dim=1), (1,))[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head])
         return torch.einsum("fgh,gch->fgc", found, heads)
+
+
+def _through(model: Any, hidden: Any, axes: tuple[int, ...]) -> Any:
+    """What transformers' forward gives for `hidden` [batch, rows, width] without a mask: rows see those before them.
+    Its own search for packed sequences makes the host wait for the device in every step."""
+    turns = model.rotary_emb(hidden, torch.arange(hidden.shape[1], device=hidden.device).expand(*axes, -1))
+    for layer in model.layers:
+        hidden = layer(hidden, position_embeddings=turns)
+    return model.norm(hidden)
 
 
 def losses(talker: Talker, rows: Rows, eos: int, generator: torch.Generator | None) -> tuple[Any, Any]:
@@ -159,7 +166,7 @@ def train(
     lengths = [len(one.user) + 9 + one.codes.shape[1] for one in ordered]
     every = rows_of(config, newline, ordered)
     every = Rows(**{name: getattr(every, name).to(device) for name in Rows.__slots__})
-    eos, window, kept = config.talker_config.codec_eos_token_id, min(4 * batch, len(ordered)), 0.0
+    eos, window = config.talker_config.codec_eos_token_id, min(4 * batch, len(ordered))
     for now in moments(seconds):
         optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.3)
         start = min(max(0, chance.randrange(-window, len(ordered))), len(ordered) - window)
@@ -176,12 +183,11 @@ def train(
         (first + others).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if now.step % 250 == 0:
+        if now.told:
             log.info(
                 "talker: step %d, %d %% of the time, first code %.3f, others %.3f",
                 now.step, 100 * now.done, first.item(), others.item(),
             )  # fmt: skip
-        if (now.done - kept) * seconds > _KEPT_S:
-            kept = now.done
+        if now.kept:
             keep()
     keep()

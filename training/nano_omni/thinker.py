@@ -1,7 +1,8 @@
 """The thinker with its towers, trained on dialogues: in text alone, about a picture, and about a sound.
 
 What is heard is in addition read, letter by letter, from the audio tower itself by connectionist temporal
-classification (Graves et al., 2006), through a head that is not kept: a tower that already spells aligns at once.
+classification (Graves et al., 2006), and what is seen is named from each half of the vision tower, through heads that
+are not kept: a tower that already spells or names is listened to at once.
 
 Everything lies on the device beforehand and every step has the same shapes, so that the host never waits for it.
 """
@@ -26,7 +27,7 @@ _LETTERS_A_TOKEN = 3  # that the tower's own reading can have, blanks included: 
 _SHARES = {"none": 0.5, "image": 0.25, "audio": 0.25}
 _FASTEST, _SLOWEST = 1.06, 0.94
 _AROUND = 1600  # samples of silence before and after a sound, at most
-_KEEP_S = 60.0
+_NAMED = 0.3  # weight of the vision tower's own naming
 
 
 class Writer:
@@ -76,14 +77,16 @@ class Writer:
 class Lines:
     """Dialogues of one medium on the device. `ids` [n, longest], filled up with ends, one token for the medium, which
     is in column `media` of all (-1: none); `first` [n]: the answer's first column; `answers` [n, longest answer], with
-    its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side], or `samples` int16, all sounds, of which one
-    begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1, and `lettered` [n]."""
+    its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side] and `things` [n, 2], left and right; or `samples`
+    int16, all sounds, of which one begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1,
+    and `lettered` [n]."""
 
     ids: Any
     first: Any
     answers: Any
     media: int = -1
     pixels: Any = None
+    things: Any = None
     samples: Any = None
     starts: Any = None
     lengths: Any = None
@@ -116,6 +119,11 @@ def lines_of(
             "letters": torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in spelled], batch_first=True),
             "lettered": torch.tensor([len(one) for one in spelled]),
         }
+    if medium == "image":
+        scenes = [one.scene for one in dialogues if one.scene is not None]
+        fields = {
+            "things": torch.tensor([[one.thing, one.thing if one.right is None else one.right] for one in scenes])
+        }
     fields |= {
         "ids": torch.tensor([[*a, *b] + [writer.end] * (longest - len(a) - len(b)) for a, b in written]),
         "first": torch.tensor([len(prompt) for prompt, _ in written]),
@@ -128,13 +136,14 @@ def lines_of(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
     """Rows of one medium: `ids` [rows, columns] with all of the medium's tokens, `first`, `answers` as in Lines;
-    `pixels` float32 in [-1, 1]; or `features` with `tokens` [rows] for each, `letters` and `lettered`."""
+    `pixels` float32 in [-1, 1] and `things`; or `features` with `tokens` [rows] for each, `letters` and `lettered`."""
 
     ids: Any
     first: Any
     answers: Any
     media: int
     pixels: Any = None
+    things: Any = None
     features: Any = None
     tokens: Any = None
     letters: Any = None
@@ -142,13 +151,14 @@ class Group:
 
 
 class Thinker(torch.nn.Module):
-    """transformers' thinker, whole batches at once; for training, with a head that reads the audio tower."""
+    """transformers' thinker, whole batches at once; for training, with heads that read its towers."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, things: int = 1) -> None:
         super().__init__()
         self.module, self.features = module, Features()
-        audio = module.config.audio_config
+        audio, vision = module.config.audio_config, module.config.vision_config
         self.spelling = torch.nn.Linear(audio.output_dim, _LETTERS_A_TOKEN * (1 + len(_LETTERS)))
+        self.naming = torch.nn.Linear(vision.out_hidden_size, things)
 
     def group(self, lines: Lines, rows: Any, columns: int, *, vary: bool) -> Group:
         """Those rows of `lines`; what is heard is made a little different each time with `vary`."""
@@ -156,7 +166,7 @@ class Thinker(torch.nn.Module):
         fields: dict[str, Any] = {}
         if lines.pixels is not None:
             tokens = picture_tokens(lines.pixels.shape[-1])
-            fields["pixels"] = lines.pixels[rows].float() / 127.5 - 1
+            fields = {"pixels": lines.pixels[rows].float() / 127.5 - 1, "things": lines.things[rows]}
         elif lines.samples is not None:
             features, frames = self._sounds(lines, rows, vary=vary)
             tokens = heard_tokens(frames)
@@ -196,27 +206,27 @@ class Thinker(torch.nn.Module):
         real = torch.arange(features.shape[-1], device=device) < frames[:, None]
         return features * real[:, None], frames
 
-    def forward(self, groups: Sequence[Group]) -> tuple[list[Any], Any]:
-        """Logits [rows, longest answer, ids] of each group's answers, and what was heard. All groups are of as many
+    def forward(self, groups: Sequence[Group]) -> tuple[list[Any], list[Any]]:
+        """Of each group logits [rows, longest answer, ids] of its answers, and what its tower gave. All are of as many
         columns; rows see only those before them, so that what fills them up needs no mask."""
         core = self.module.model
-        embeds, places, deep, heard = [], [], [], None
+        embeds, places, deep, towers = [], [], [], []
         columns = groups[0].ids.shape[1]
         layers = len(core.visual.config.deepstack_visual_indexes)
         for one in groups:
             found = core.language_model.embed_tokens(one.ids)
             where = torch.arange(columns, device=one.ids.device).expand(3, len(one.ids), -1)
-            added = [torch.zeros_like(found)] * layers
+            added, tower = [torch.zeros_like(found)] * layers, None
             if one.pixels is not None:
                 side = one.pixels.shape[-1]
-                seen, added = see(core.visual, one.pixels)
-                after = columns - one.media - seen.shape[1]
-                found = torch.cat([found[:, : one.media], seen.to(found), found[:, columns - after :]], 1)
+                tower, added = see(core.visual, one.pixels)
+                after = columns - one.media - tower.shape[1]
+                found = torch.cat([found[:, : one.media], tower.to(found), found[:, columns - after :]], 1)
                 added = [F.pad(values, (0, 0, one.media, after)) for values in added]
                 where = positions(columns, one.media, side).to(one.ids.device)[:, None].expand(-1, len(one.ids), -1)
             elif one.features is not None:
-                heard = hear(core.audio_tower, one.features, one.tokens)
-                room = heard[:, : columns - one.media]
+                tower = hear(core.audio_tower, one.features, one.tokens)
+                room = tower[:, : columns - one.media]
                 room = F.pad(room, (0, 0, one.media, columns - one.media - room.shape[1]))
                 place = torch.arange(columns, device=one.ids.device)
                 mine = (place >= one.media) & (place < one.media + one.tokens[:, None])
@@ -224,6 +234,7 @@ class Thinker(torch.nn.Module):
             embeds.append(found)
             places.append(where)
             deep.append(added)
+            towers.append(tower)
         hidden = torch.cat(embeds)
         turns = core.language_model.rotary_emb(hidden, torch.cat(places, 1))
         for number, layer in enumerate(core.language_model.layers):
@@ -236,18 +247,23 @@ class Thinker(torch.nn.Module):
             asked = one.first[:, None] - 1 + torch.arange(one.answers.shape[1], device=one.ids.device)
             asked = asked.clamp(max=columns - 1)[..., None].expand(-1, -1, part.shape[-1])
             logits.append(self.module.lm_head(part.gather(1, asked)))
-        return logits, heard
+        return logits, towers
 
     def losses(self, groups: Sequence[Group]) -> list[Any]:
-        """Nats a token of each group's answers; last, of what is heard, nats a letter of the tower's own reading."""
-        logits, heard = self(groups)
+        """Nats a token of each group's answers; then nats a thing and a letter of what the towers themselves name and
+        spell."""
+        logits, towers = self(groups)
         found = [
             F.cross_entropy(values.float().flatten(0, 1), one.answers.flatten(), ignore_index=-100)
             for values, one in zip(logits, groups, strict=True)
         ]
-        for one in groups:
+        for one, tower in zip(groups, towers, strict=True):
+            if one.things is not None:
+                side = round(tower.shape[1] ** 0.5)
+                halves = tower.unflatten(1, (side, 2, side // 2)).mean((1, 3))
+                found.append(F.cross_entropy(self.naming(halves).float().flatten(0, 1), one.things.flatten()))
             if one.tokens is not None:
-                likely = self.spelling(heard).float().unflatten(-1, (_LETTERS_A_TOKEN, -1)).flatten(1, 2)
+                likely = self.spelling(tower).float().unflatten(-1, (_LETTERS_A_TOKEN, -1)).flatten(1, 2)
                 rows = likely.log_softmax(-1).transpose(0, 1)
                 found.append(
                     F.ctc_loss(rows, one.letters, _LETTERS_A_TOKEN * one.tokens, one.lettered, zero_infinity=True)
@@ -279,7 +295,8 @@ def train(
     """Trains transformers' thinker in place; its table of tokens stays. Every step has dialogues in text, with
     pictures and with sounds; `keep` is called about once a minute."""
     torch.manual_seed(seed)
-    thinker = Thinker(module).to(device)
+    things = 1 + int(parts["image"].things.max()) if "image" in parts else 1
+    thinker = Thinker(module, things).to(device)
     module.get_input_embeddings().requires_grad_(False)
     parameters = [value for value in thinker.parameters() if value.requires_grad]
     optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02, fused=device == "cuda")
@@ -289,7 +306,10 @@ def train(
         for layer in module.model.language_model.layers:
             layer.compile(dynamic=False)
     columns = width_of(list(parts.values()))
-    kept = 0.0
+    names, weights = list(parts), [1.0] * len(parts)
+    for medium, name, weight in (("image", "things", _NAMED), ("audio", "letters", _SPELLED)):
+        if medium in parts:
+            names, weights = [*names, name], [*weights, weight]
     for now in moments(seconds):
         optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
@@ -299,17 +319,15 @@ def train(
                 with torch.no_grad(), torch.autocast(device, enabled=False):
                     groups.append(thinker.group(lines, rows, columns, vary=True))
             losses = thinker.losses(groups)
-        loss = sum(losses[: len(groups)]) + _SPELLED * sum(losses[len(groups) :])
+        loss = sum(weight * value for weight, value in zip(weights, losses, strict=True))
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if now.step % 250 == 0:
-            names = (*parts, "letters")
-            shown = ", ".join(f"{name} {value.item():.3f}" for name, value in zip(names, losses, strict=False))
+        if now.told:
+            shown = ", ".join(f"{name} {value.item():.3f}" for name, value in zip(names, losses, strict=True))
             log.info("thinker: step %d, %d %% of the time, %s", now.step, 100 * now.done, shown)
-        if (now.done - kept) * seconds > _KEEP_S:
-            kept = now.done
+        if now.kept:
             keep()
     module.eval()
 
@@ -328,6 +346,8 @@ def answered(module: Any, lines: Lines, end: int, *, batch: int = 256) -> list[l
         told = torch.full((len(rows), most), end, device=device)
         for step in range(most):
             told[:, step] = thinker([group])[0][0][:, step].argmax(-1)
+            if bool((told[:, : step + 1] == end).any(1).all()):
+                break
             group.ids.scatter_(1, (group.first + step).clamp(max=columns - 1)[:, None], told[:, step : step + 1])
         found += [ids[: ids.index(end)] if end in ids else ids for ids in told.tolist()]
     return found

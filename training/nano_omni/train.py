@@ -39,7 +39,7 @@ def data(options: argparse.Namespace) -> None:
     chance = random.Random(options.seed)
     talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(3 * options.sentences)]
     heard = [dialogues.draw_heard(chance, unseen=False) for _ in range(options.sentences // 2)]
-    unheard = [dialogues.draw_heard(chance, unseen=True) for _ in range(_HELD)]
+    unheard = [dialogues.draw_heard(chance, unseen=True) for _ in range(min(_HELD, options.sentences))]
     seen, _ = _looks(chance, _drawings(options), options.sentences // 4)
     talks += seen  # whose answers are spoken as well
     tokenizer = layout.tokenizer([turn for one in talks for turn in one.turns])
@@ -102,9 +102,9 @@ def train_thinker(options: argparse.Namespace) -> None:
 
     thinker.train(model.thinker, parts, keep=keep, **_common(options, "thinker"))
     keep()
-    unheard = _sounds(kept, kept["unheard"])
-    unseen, scenes = _looks(chance, drawn, 4 * _HELD, unseen=True)
-    told = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(4 * _HELD)]
+    unheard, held = _sounds(kept, kept["unheard"]), min(4 * _HELD, options.sentences)
+    unseen, scenes = _looks(chance, drawn, held, unseen=True)
+    told = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(held)]
     for asked, media in ((told, {}), (unseen, {"pixels": painted(scenes)}), (unheard[0], {"sounds": unheard[1]})):
         lines = thinker.lines_of(writer, asked, options.device, **media)
         found = [writer.decode(ids) for ids in thinker.answered(model.thinker, lines, writer.end)]
@@ -135,6 +135,7 @@ def train_codec(options: argparse.Namespace) -> None:
     samples = torch.from_numpy(np.concatenate([one.samples for one in said])).to(options.device)
     trained = codec.train(model.code2wav, samples, **_common(options, "codec"))
     frames = [one.frames for one in said]
+    torch.backends.cudnn.benchmark = False  # every length comes a few times only
     coded = trained.coded(samples, frames)
     used = [len(torch.unique(torch.cat([codes[group] for codes in coded]))) for group in range(layout.GROUPS)]
     log.info("codes used by group: %s", used)
