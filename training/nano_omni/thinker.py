@@ -306,7 +306,8 @@ def train(
         for layer in module.model.language_model.layers:
             layer.compile(dynamic=False)
     columns = width_of(list(parts.values()))
-    names, weights = list(parts), [1.0] * len(parts)
+    names: list[str] = list(parts)
+    weights = [1.0] * len(parts)
     for medium, name, weight in (("image", "things", _NAMED), ("audio", "letters", _SPELLED)):
         if medium in parts:
             names, weights = [*names, name], [*weights, weight]
