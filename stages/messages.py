@@ -67,7 +67,8 @@ class ChatMessage:
 class ImageParams:
     """How a picture is drawn, or a video of several `frames`; nothing is left open. `width` and `height` in pixels.
 
-    `strength` is how much of the picture that the request brings is drawn anew, None if it brings none. `sigmas` are
+    `pictures` are width and height of those that the request brings. `strength` is how much of one to start from is
+    drawn anew, None if it brings none or brings them to be edited. `sigmas` are
     noise levels before the model's own shift, one a step; empty is the model's own choice for `steps`. After every
     `preview_every` steps it is shown as it is; 0 is never.
     """
@@ -78,6 +79,7 @@ class ImageParams:
     frames: int = 1
     true_cfg_scale: float = 1.0
     negative_prompt: str | None = None
+    pictures: tuple[tuple[int, int], ...] = ()
     strength: float | None = None
     sigmas: tuple[float, ...] = ()
     preview_every: int = 0

@@ -47,14 +47,12 @@ class Task:
         talk = self.keep or (converse(self.line) if plan.image is not None else None)
         problems = request_problems(plan, self.line.request)
         if plan.image is not None and talk is not None:
-            problems += tuple(content_problems(talk.messages))
+            problems += tuple(content_problems(plan.image, talk.messages))
         if problems:
             return replace(self, error=InputError("\n".join(map(str, problems)), param=problems[0].key))
         if plan.image is None or talk is None:
             return self
-        image, idle = drawing(
-            plan.image, self.line.request.image, picture="image" in talk.kinds, previews=shows_previews(plan)
-        )
+        image, idle = drawing(plan.image, self.line.request.image, talk.media.tensors, previews=shows_previews(plan))
         return replace(self, image=image, notes=(*self.notes, *idle))
 
     def pictures(self, taken: set[str]) -> "tuple[Task, ...]":

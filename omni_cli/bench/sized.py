@@ -49,6 +49,8 @@ class SizedRequests:
         made = cls(loaded=loaded, size=size, outputs=outputs, seed=seed)
         if plan.image is None:
             return made
+        if plan.image.least_pictures:
+            raise ConfigError("this model edits pictures, and requests for measuring bring none (model.path)")
         asked = loaded.config.request.image
         image, notes = drawing(plan.image, asked.model_copy(update=dict.fromkeys(_UNMEASURED)))
         idle = [f"image.{name} is left out" for name in _UNMEASURED if getattr(asked, name) is not None]

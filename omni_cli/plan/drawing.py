@@ -9,7 +9,7 @@ from omni_cli.config.report import Problem
 from omni_cli.plan.model import ExecutionPlan
 from stages.messages import ChatMessage, ImageParams
 from stages.models.registry import ImageContract
-from stages.payload import Payload
+from stages.payload import Payload, Tensor
 
 _MOST_SIDE = {"webp": 16_383, "jpeg": 65_500}
 """Of a file, in pixels: libwebp's WEBP_MAX_DIMENSION, libjpeg's JPEG_MAX_DIMENSION."""
@@ -42,13 +42,17 @@ def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> It
         yield Problem(key=f"{prefix}image.{'sigmas' if asked.sigmas else 'steps'}", message=message)
 
 
-def content_problems(conversation: Sequence[ChatMessage]) -> Iterator[Problem]:
-    """What is no prompt to draw from."""
+def content_problems(able: ImageContract, conversation: Sequence[ChatMessage]) -> Iterator[Problem]:
+    """What this model cannot draw from."""
     if len(conversation) != 1 or conversation[0].role != "user":
         yield Problem(key="messages", message="a picture is drawn from one prompt, not from a conversation")
     pictures = sum(part.kind == "image" for turn in conversation for part in turn.parts)
-    if pictures > 1:
+    least, most = able.least_pictures, able.most_pictures
+    if pictures > most and not least:
         yield Problem(key="images", message=f"a picture is drawn from one picture at most, not from {pictures}")
+    elif not least <= pictures <= most:
+        edits = "one picture" if most == 1 else f"{least} to {most} pictures"
+        yield Problem(key="images", message=f"this model edits {edits}, and {pictures or 'none'} came with the prompt")
 
 
 def _unfit(width: int, height: int, able: ImageContract) -> str:
@@ -83,11 +87,12 @@ def _near(side: int, multiple: int, up: bool) -> int:
 
 
 def drawing(
-    able: ImageContract, asked: ImageConfig, *, picture: bool = False, previews: bool = True
+    able: ImageContract, asked: ImageConfig, media: Sequence[Tensor] = (), *, previews: bool = True
 ) -> tuple[ImageParams, tuple[str, ...]]:
-    """A request without problems, with everything decided; and what it sets that cannot act. `picture` says that it
-    brings one to start from, `previews` that the stage which denoises can also decode."""
-    width, height = asked.pixels or (able.width, able.height)
+    """A request without problems, with everything decided; and what it sets that cannot act. `media` are the pictures
+    that it brings, `previews` says that the stage which denoises can also decode."""
+    pictures = tuple((tensor.shape[1], tensor.shape[0]) for tensor in media)
+    width, height = asked.pixels or able.default_size(pictures)
     scale = able.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale
     params = ImageParams(
         width=width,
@@ -96,7 +101,8 @@ def drawing(
         frames=asked.frames or able.frames,
         true_cfg_scale=scale if able.true_cfg_scale is not None and scale is not None else 1.0,
         negative_prompt=able.negative_prompt if asked.negative_prompt is None else asked.negative_prompt,
-        strength=(asked.strength or able.strength) if picture else None,
+        pictures=pictures,
+        strength=(asked.strength or able.strength) if pictures and able.strength is not None else None,
         sigmas=asked.sigmas,
         preview_every=(asked.preview_every or 0) if previews else 0,
     )
@@ -117,7 +123,8 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
     if asked.true_cfg_scale is not None and asked.true_cfg_scale > 1 and not params.guided:
         yield "image.true_cfg_scale has no effect without image.negative_prompt, which may be empty"
     if asked.strength is not None and params.strength is None:
-        yield "image.strength has no effect without a picture to start from"
+        where = "on a model that edits" if able.least_pictures else "without a picture to start from"
+        yield f"image.strength has no effect {where}"
     if asked.preview_every is not None and not params.preview_every:
         yield "image.preview_every has no effect: the stage that denoises does not decode"
     if asked.format != "png" and able.most_frames > 1:

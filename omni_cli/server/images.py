@@ -114,15 +114,16 @@ def _unused(body: ImageRequest) -> Iterator[str]:
 
 def _usage(service: Service, requests: Sequence[OmniRequest], payloads: Sequence[Payload]) -> dict[str, Any]:
     """Tokens of the prompt, of each picture's reading of it; and latent tokens, of which each picture has so many."""
-    able, read = (
-        service.plan.image,
-        sum(int(value) for payload in payloads for name, value in payload.meta if name == "prompt_tokens"),
+    able = service.plan.image
+    read, seen = (
+        sum(int(value) for payload in payloads for name, value in payload.meta if name == counted)
+        for counted in ("prompt_tokens", "seen_tokens")
     )
     sizes = (one.image.width * one.image.height for one in requests if one.image is not None)
     drawn = 0 if able is None else sum(sizes) // able.multiple**2
     return {
         "input_tokens": read,
-        "input_tokens_details": {"text_tokens": read, "image_tokens": 0},
+        "input_tokens_details": {"text_tokens": read - seen, "image_tokens": seen},
         "output_tokens": drawn,
         "total_tokens": read + drawn,
     }

@@ -112,11 +112,11 @@ class Preparer:
         bare = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
         problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in bare]
         talk = await asyncio.to_thread(self._turn, body.prompt, pictures)
-        problems += [replace(problem, key="image") for problem in content_problems(talk.messages)]
+        problems += [replace(problem, key="image") for problem in content_problems(able, talk.messages)]
         if problems:
             raise InputError("\n".join(map(str, problems)), param=problems[0].key)
         previews = shows_previews(self.service.plan)
-        params, idle = drawing(able, checked.request.image, picture=bool(pictures), previews=previews)
+        params, idle = drawing(able, checked.request.image, talk.media.tensors, previews=previews)
         shown = (body.partial_images or 0) if previews else 0
         # what the recipe says of previews is for `omni run`: who does not ask for partial images gets none
         taken = math.ceil(params.steps * (params.strength or 1))

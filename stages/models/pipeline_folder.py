@@ -21,10 +21,20 @@ def own_defaults(folder: Path) -> dict[str, Any]:
     return read_json(folder / DEFAULTS_FILE) if (folder / DEFAULTS_FILE).exists() else {}
 
 
+def pipeline_kind(folder: Path) -> str:
+    """The pipeline's class. Raises CheckpointError."""
+    return str(read_json(folder / "model_index.json").get("_class_name"))
+
+
 def pipeline_problems(
-    path: str, load_format: str, *, kind: str, weights: Sequence[str], image: Callable[[str], ImageContract]
+    path: str,
+    load_format: str,
+    *,
+    kinds: Collection[str],
+    weights: Sequence[str],
+    image: Callable[[str], ImageContract],
 ) -> tuple[str, ...]:
-    """Problems of a folder, a line each. `kind` is the pipeline's class, `weights` are the parts that have some; with
+    """Problems of a folder, a line each. `kinds` are pipelines' classes, `weights` are the parts that have some; with
     `dummy` they need none."""
     folder = Path(path)
     if not folder.is_dir():
@@ -39,12 +49,13 @@ def pipeline_problems(
     if absent:
         return tuple(absent)
     try:
-        found = read_json(folder / "model_index.json").get("_class_name")
+        found = pipeline_kind(folder)
+        if found not in kinds:
+            known = " or ".join(map(repr, kinds))
+            return (f"{folder / 'model_index.json'}: _class_name is {found!r}, not {known}",)
         image(path)
     except (CheckpointError, ValueError) as error:
         return (str(error),)
-    if found != kind:
-        return (f"{folder / 'model_index.json'}: _class_name is {found!r}, not {kind!r}",)
     if load_format == "dummy":
         return ()
     return tuple(problem for part in weights for problem in weight_problems(folder / part))

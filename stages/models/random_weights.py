@@ -22,9 +22,9 @@ def folder_name(family: str, *values: object) -> str:
     return f"{family}-tiny-{hashlib.sha256(repr(values).encode()).hexdigest()[:12]}"
 
 
-def embedded(name: str, module: str) -> str:
-    """The folder `name` that `module` writes, built on first use. Raises CheckpointError, OSError."""
-    return str(built_once(cache_root(os.environ), name, partial(_write_elsewhere, module)))
+def embedded(name: str, module: str, *words: str) -> str:
+    """The folder `name` that `module` with `words` writes, built on first use. Raises CheckpointError, OSError."""
+    return str(built_once(cache_root(os.environ), name, partial(_write_elsewhere, module, words)))
 
 
 def save(pipeline: Any, folder: Path, defaults: Mapping[str, object]) -> None:
@@ -33,9 +33,9 @@ def save(pipeline: Any, folder: Path, defaults: Mapping[str, object]) -> None:
     (folder / DEFAULTS_FILE).write_text(json.dumps(defaults, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_elsewhere(module: str, folder: Path) -> None:
-    """Runs `python -m module folder`. Raises CheckpointError with the last line of what it says if it fails."""
-    command = [sys.executable, "-m", module, str(folder)]
+def _write_elsewhere(module: str, words: tuple[str, ...], folder: Path) -> None:
+    """Runs `python -m module folder words`. Raises CheckpointError with the last line of what it says if it fails."""
+    command = [sys.executable, "-m", module, str(folder), *words]
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command, cwd=Path(__file__).parents[2], env=environ, capture_output=True, text=True, check=False

@@ -1,6 +1,7 @@
 """The model families by short name, and the contract that each declares. Nothing here imports torch."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from random import Random
@@ -79,8 +80,9 @@ class ImageContract:
     Width and height are multiples of `multiple`, at most `most_side` (None: any), and their product is `most_pixels` at
     most. `true_cfg_scale` is None for a model without guidance: then it reads no negative prompt either;
     `negative_prompt` is what a request gets that has none, and None leaves it without guidance. `least_steps` is what
-    the noise schedule needs, and `sigmas` whether it takes levels of a request's own. `strength` is that of a picture
-    to start from, None for a model that takes none. Videos have `frames`, one and then multiples of `frame_multiple`,
+    the noise schedule needs, and `sigmas` whether it takes levels of a request's own. A request brings `least_pictures`
+    to `most_pictures`: one to start from, of which `strength` is the model's own, or, where that is None, such as are
+    edited; `default_size` is of these. Videos have `frames`, one and then multiples of `frame_multiple`,
     `most_frames` at most; pictures have 1.
     """
 
@@ -95,9 +97,28 @@ class ImageContract:
     negative_prompt: str | None = None
     sigmas: bool = True
     strength: float | None = None
+    least_pictures: int = 0
+    most_pictures: int = 0
     frames: int = 1
     frame_multiple: int = 1
     most_frames: int = 1
+
+    def default_size(self, pictures: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Width and height; what is edited keeps the shape of the last of its pictures."""
+        if not self.least_pictures or not pictures:
+            return self.width, self.height
+        return fitted(self.width * self.height, *pictures[-1])
+
+
+def fitted(pixels: int, width: int, height: int) -> tuple[int, int]:
+    """Width and height of so many pixels in the shape of another size, each rounded to a multiple of 32.
+
+    Source: `calculate_dimensions` in diffusers 0.42, pipelines/qwenimage/pipeline_qwenimage_edit.py.
+    """
+    ratio = width / height
+    across = math.sqrt(pixels * ratio)
+    down = across / ratio
+    return max(1, round(across / 32)) * 32, max(1, round(down / 32)) * 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

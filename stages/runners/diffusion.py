@@ -29,10 +29,11 @@ _WARM_UP = -2  # and the one behind it
 # What the messages between the three stages carry.
 _TEXTS = ("prompt", "negative_prompt")
 _START = "start"
+_PICTURES = "pictures"
 _LATENTS = "latents"
 _POOLED = "_pooled"  # behind the name of a text
 _WARNING = "warning"
-_PROMPT_TOKENS = "prompt_tokens"
+_PROMPT_TOKENS, _SEEN_TOKENS = "prompt_tokens", "seen_tokens"
 
 
 @dataclass(slots=True)
@@ -44,14 +45,14 @@ class _Picture:
     texts: tuple[str, ...]
     asks: Denoising
     conditions: tuple[Condition, ...] = ()
-    pixels: torch.Tensor | None = None
+    pixels: tuple[torch.Tensor, ...] = ()
     canvas: Canvas | None = None
     warnings: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
 
     @property
     def meta(self) -> tuple[tuple[str, Scalar], ...]:
-        known: dict[str, Scalar] = {_WARNING: "\n".join(self.warnings), _PROMPT_TOKENS: self.prompt_tokens}
+        known: dict[str, Scalar] = {_WARNING: "\n".join(self.warnings), **self.counts}
         return tuple((name, value) for name, value in known.items() if value)
 
     @property
@@ -119,6 +120,7 @@ class DiffusionRunner:
             picture = self._pictures[uid] = self._picture(request, "warm up")
             picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
             picture.canvas = self._stepper.begin(picture.image, request.seed)
+            picture.pixels = tuple(torch.zeros(*size, 3, dtype=torch.uint8) for size in image.pictures)
         uids = tuple(self._pictures)
         steps = self._pictures[_WARM_UP].asks.steps if self._denoises else 0
         for phase in ["encode"] * self._encodes + ["denoise"] * steps + ["decode"] * self._decodes:
@@ -152,20 +154,24 @@ class DiffusionRunner:
             return
         tensors = read_all(payload, self._device)
         picture.warnings += (str(value) for name, value in payload.meta if name == _WARNING)
-        picture.prompt_tokens = next((int(value) for name, value in payload.meta if name == _PROMPT_TOKENS), 0)
+        picture.counts |= {name: int(value) for name, value in payload.meta if name in (_PROMPT_TOKENS, _SEEN_TOKENS)}
         if _LATENTS in tensors:
             picture.canvas = Canvas(tensors[_LATENTS])
         elif tensors:
             picture.conditions = tuple(
-                Condition(tensors[name], pooled=tensors.get(name + _POOLED)) for name in _TEXTS if name in tensors
+                Condition(tensors[name], pooled=tensors.get(name + _POOLED), pictures=tensors.get(_PICTURES))
+                for name in _TEXTS
+                if name in tensors
             )
             picture.canvas = self._stepper.begin(picture.image, picture.request.seed, tensors.get(_START))
 
     def _take_pixels(self, picture: _Picture, payload: Payload) -> None:
-        if len(payload.tensors) != 1:
-            raise RequestRefused(f"a picture is drawn from one picture at most, not from {len(payload.tensors)}")
-        picture.pixels = from_payload(payload.tensors[0])
-        height, width = picture.pixels.shape[:2]
+        picture.pixels = tuple(map(from_payload, payload.tensors))
+        if picture.image.strength is None:
+            return
+        if len(picture.pixels) != 1:
+            raise RequestRefused(f"a picture is drawn from one picture at most, not from {len(picture.pixels)}")
+        height, width = picture.pixels[0].shape[:2]
         if (width, height) != (picture.image.width, picture.image.height):
             size = f"{picture.image.width}x{picture.image.height}"
             picture.warnings.append(f"the given picture is {width}x{height} and was scaled to {size}")
@@ -204,17 +210,20 @@ class DiffusionRunner:
 
     def _encode(self, row: Row) -> RowResult:
         picture = self._pictures[row.uid]
-        picture.conditions = tuple(self._condition(text) for text in picture.texts)
+        latents = [self._stepper.encode_picture(picture.image, p, picture.request.seed) for p in picture.pixels]
+        start = latents[0] if latents and picture.image.strength is not None else None
+        edited = torch.cat(latents, dim=1) if latents and start is None else None
+        seen = () if edited is None else picture.pixels
+        picture.conditions = tuple(replace(self._condition(text, seen), pictures=edited) for text in picture.texts)
         picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
-        picture.prompt_tokens = picture.conditions[0].tokens
-        start = None
-        if picture.pixels is not None:
-            start = self._stepper.encode_picture(picture.image, picture.pixels, picture.request.seed)
+        prompt = picture.conditions[0]
+        picture.counts = {_PROMPT_TOKENS: prompt.tokens, _SEEN_TOKENS: prompt.seen_tokens}
         if not self._denoises:
             texts = dict(zip(_TEXTS, picture.conditions, strict=False))
             tensors = {name: text.embeds for name, text in texts.items()}
             tensors |= {name + _POOLED: text.pooled for name, text in texts.items() if text.pooled is not None}
-            tensors |= {} if start is None else {_START: start}
+            latent = {_START: start, _PICTURES: edited}
+            tensors |= {name: tensor for name, tensor in latent.items() if tensor is not None}
             emissions = self._handed_on(picture, tensors)
             return RowResult(uid=row.uid, units=row.units, finished="stop", emissions=emissions)
         picture.canvas = self._stepper.begin(picture.image, picture.request.seed, start)
@@ -224,9 +233,12 @@ class DiffusionRunner:
         payload = Payload(tensors=tuple(hand_over(name, tensor) for name, tensor in tensors.items()), meta=picture.meta)
         return tuple(Emission(consumer=name, units=1, payload=payload) for name in picture.request.consumers)
 
-    def _condition(self, text: str) -> Condition:
+    def _condition(self, text: str, pictures: Sequence[torch.Tensor]) -> Condition:
+        """Kept only if it is of a text alone."""
         if len(text) > _PROMPT_CHARACTERS:
             raise RequestRefused(f"a text has {len(text)} characters; {_PROMPT_CHARACTERS} are read at most")
+        if pictures:
+            return self._stepper.encode(text, pictures)
         found = self._texts.get(text)
         if found is None:
             found = self._texts[text] = self._stepper.encode(text)

@@ -171,7 +171,12 @@ def _moved(batch: _Batch) -> _Batch:
         latents=[there(each) for each in batch.latents],
         timesteps=[there(each) for each in batch.timesteps],
         conditions=[
-            replace(each, embeds=there(each.embeds), pooled=None if each.pooled is None else there(each.pooled))
+            replace(
+                each,
+                embeds=there(each.embeds),
+                pooled=None if each.pooled is None else there(each.pooled),
+                pictures=None if each.pictures is None else there(each.pictures),
+            )
             for each in batch.conditions
         ],
     )

@@ -14,12 +14,15 @@ from stages.schedulers.base import Denoising
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
-    `tokens` of it were read, padding not counted; `warning` says what did not fit."""
+    `tokens` of it were read, padding not counted, `seen_tokens` of them of pictures; `warning` says what did not fit.
+    `pictures` [1, tokens, features] are the latents of those that are edited, None where none are."""
 
     embeds: torch.Tensor
     warning: str = ""
     pooled: torch.Tensor | None = None
     tokens: int = 0
+    seen_tokens: int = 0
+    pictures: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -54,15 +57,17 @@ class Stepper(Protocol):
         """What the request's steps will be. Raises RequestRefused for what the model cannot draw."""
         ...
 
-    def encode(self, text: str) -> Condition: ...
+    def encode(self, text: str, pictures: Sequence[torch.Tensor] = ()) -> Condition:
+        """Without the latents of pictures, uint8 [height, width, 3] of any size, that are edited as the text says."""
+        ...
 
     def blank(self) -> Condition:
         """A text of a few tokens that says nothing, for the warm-up of a stage that encodes none."""
         ...
 
     def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
-        """The latents of a picture to start from, uint8 [height, width, 3] of any size. Raises RequestRefused where
-        the model takes none."""
+        """The latents of a picture, uint8 [height, width, 3] of any size: of one to start from, or, without a strength,
+        [1, tokens, features] of one that is edited. Raises RequestRefused where the model takes none."""
         ...
 
     def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:

@@ -1,7 +1,8 @@
 """The runner of each stage of the family, by name. Imported inside a stage process only."""
 
 from stages.config import StageSpec
-from stages.models.qwen_image.contract import PARTS
+from stages.models.qwen_image.contract import PARTS, image
+from stages.models.qwen_image.edit import QwenImageEditStepper
 from stages.models.qwen_image.stepper import QwenImageStepper
 from stages.runners.base import ModelRunner
 from stages.runners.diffusion import DiffusionRunner
@@ -9,4 +10,5 @@ from stages.runners.diffusion import DiffusionRunner
 
 def build_runner(spec: StageSpec) -> ModelRunner:
     """The runner of `spec.stage`, not loaded yet."""
-    return DiffusionRunner(spec, QwenImageStepper(spec.model, parts=PARTS[spec.stage]))
+    kind = QwenImageEditStepper if image(spec.model.path).least_pictures else QwenImageStepper
+    return DiffusionRunner(spec, kind(spec.model, parts=PARTS[spec.stage]))

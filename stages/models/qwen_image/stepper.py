@@ -5,8 +5,12 @@ modules.
 """
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,11 +64,9 @@ class QwenImageStepper:
             for part, (make, route) in makers.items()
             if part in self._parts
         }
-        self._pipeline = self.pipeline = QwenImagePipeline(
-            scheduler=parts.scheduler(),
-            tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
-            **{**dict.fromkeys(PARTS), **modules},
-        )
+        tokenizer = AutoTokenizer.from_pretrained(parts.folder / "tokenizer")
+        whole = {"scheduler": parts.scheduler(), "tokenizer": tokenizer, **dict.fromkeys(PARTS), **modules}
+        self._pipeline = self.pipeline = self._assembled(parts.folder, whole)
         if "transformer" in modules:
             make, route = makers["transformer"]
             others = [parts.module("transformer", make, device=each, dtype=dtype, route=route) for each in devices[1:]]
@@ -79,6 +81,9 @@ class QwenImageStepper:
         self._multiple = 2 * self._pipeline.vae_scale_factor
         return parts.held
 
+    def _assembled(self, folder: Path, parts: Mapping[str, Any]) -> Any:
+        return QwenImagePipeline(**parts)
+
     def least(self) -> ImageParams:
         side = 2 * self._multiple
         return ImageParams(width=side, height=side, steps=2, true_cfg_scale=2.0, negative_prompt="")
@@ -88,14 +93,18 @@ class QwenImageStepper:
             raise RequestRefused(
                 f"{image.width}x{image.height}: width and height must be multiples of {self._multiple}"
             )
-        tokens = (image.width // self._multiple) * (image.height // self._multiple)
+        grids = self._grids(image)
         return Denoising(
             steps=image.steps - _skipped(image),
-            tokens=tokens * (2 if image.guided else 1),
-            shape=(image.width, image.height),
+            tokens=sum(map(prod, grids)) * (2 if image.guided else 1),
+            shape=tuple(chain(*grids)),
         )
 
-    def encode(self, text: str) -> Condition:
+    def _grids(self, image: ImageParams) -> list[tuple[int, int, int]]:
+        """Latent tokens of all that a row holds, as frames, lines and columns; the first are those that are drawn."""
+        return [(1, image.height // self._multiple, image.width // self._multiple)]
+
+    def encode(self, text: str, pictures: Sequence[torch.Tensor] = ()) -> Condition:
         pipeline = self._pipeline
         embeds, _ = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)
         template: str = pipeline.prompt_template_encode
@@ -122,9 +131,9 @@ class QwenImageStepper:
         generator = torch.Generator().manual_seed(seed)
         schedule = copy.deepcopy(pipeline.scheduler)
         config = schedule.config
-        tokens = (image.width // self._multiple) * (image.height // self._multiple)
+        grid = self._grids(image)[0]
         shift = calculate_shift(
-            tokens,
+            prod(grid),
             config.get("base_image_seq_len", 256),
             config.get("max_image_seq_len", 4096),
             config.get("base_shift", 0.5),
@@ -134,15 +143,13 @@ class QwenImageStepper:
         timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, mu=shift)
         skipped = _skipped(image)
         schedule.set_begin_index(skipped)
+        rows, columns = 2 * grid[1], 2 * grid[2]
+        draw = partial(randn_tensor, (1, 1, self._channels, rows, columns), generator, self._device, self._dtype)
         if start is None:
-            size = (self._channels, image.height, image.width)
-            latents = pipeline.prepare_latents(1, *size, self._dtype, self._device, generator)
-            return Canvas(latents, schedule, timesteps)
-        # The generator has drawn the picture's own latents before it draws the noise.
-        randn_tensor(start.shape, generator=generator, device=self._device, dtype=self._dtype)
-        noise = randn_tensor(start.shape, generator=generator, device=self._device, dtype=self._dtype)
-        latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], noise)
-        rows, columns = start.shape[-2:]
+            latents = draw()
+        else:
+            draw()  # the picture's own latents, before the noise
+            latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], draw())
         latents = pipeline._pack_latents(latents, 1, self._channels, rows, columns)
         return Canvas(latents, schedule, timesteps[skipped:])
 
@@ -155,13 +162,12 @@ class QwenImageStepper:
         conditions: Sequence[Condition],
     ) -> torch.Tensor:
         texts = [condition.embeds for condition in conditions]
-        shape = (1, image.height // self._multiple, image.width // self._multiple)
         predicted: torch.Tensor = transformer(
             hidden_states=latents,
             timestep=timesteps.to(latents.dtype) / 1000,
             encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),
             attention_kwargs={"text_lengths": torch.tensor([len(text) for text in texts])},
-            img_shapes=[[shape]] * len(conditions),
+            img_shapes=[self._grids(image)] * len(conditions),
             return_dict=False,
         )[0]
         return predicted

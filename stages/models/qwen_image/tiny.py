@@ -62,29 +62,51 @@ DEFAULTS = {"width": 128, "height": 128, "steps": 8}
 NAME = folder_name(
     "qwen_image", _VERSION, SEED, SCHEDULER, _TRANSFORMER, _VAE, TOKENS, _TEXT, _VISION, _TEXT_GAIN, DEFAULTS
 )
+EDITS = {"tiny_edit": "QwenImageEditPipeline", "tiny_edit_plus": "QwenImageEditPlusPipeline"}
+"""The pipelines of those that edit, by the name of the embedded checkpoint."""
+_SMALL = {"width": 64, "height": 64, "steps": 8, "edited_pixels": 64 * 64}
+_EDIT_DEFAULTS = {
+    "QwenImageEditPipeline": {**_SMALL, "seen_pixels": 64 * 64},
+    "QwenImageEditPlusPipeline": {**_SMALL, "seen_pixels": 48 * 48},
+}
 
 
-def write(folder: Path) -> None:
-    """Makes every part and saves the whole as diffusers does."""
-    from diffusers import (
-        AutoencoderKLQwenImage,
-        FlowMatchEulerDiscreteScheduler,
-        QwenImagePipeline,
-        QwenImageTransformer2DModel,
-    )
+def named(kind: str) -> str:
+    """The folder of a pipeline that edits."""
+    return folder_name("qwen_image", NAME, kind, _EDIT_DEFAULTS[kind])
+
+
+def write(folder: Path, kind: str = "QwenImagePipeline") -> None:
+    """Makes every part of this pipeline and saves the whole as diffusers does."""
+    import diffusers
+    from diffusers import AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageTransformer2DModel
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    pipeline = QwenImagePipeline(
+    edits = kind in _EDIT_DEFAULTS
+    pipeline = getattr(diffusers, kind)(
         scheduler=FlowMatchEulerDiscreteScheduler(**SCHEDULER),
         vae=AutoencoderKLQwenImage(**_VAE),
         text_encoder=Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=_TEXT, vision_config=_VISION)),
         tokenizer=None,
         transformer=QwenImageTransformer2DModel(**_TRANSFORMER),
+        **({"processor": None} if edits else {}),
     )
     for module in (pipeline.vae, pipeline.text_encoder, pipeline.transformer):
         fill(module, seed=SEED, gains={"add_": _TEXT_GAIN, "embed_tokens": 0.0})
-    pipeline.register_modules(tokenizer=_tokenizer(pipeline.prompt_template_encode))
-    save(pipeline, folder, DEFAULTS)
+    tokenizer = _tokenizer(pipeline.prompt_template_encode)
+    pipeline.register_modules(tokenizer=tokenizer)
+    if edits:
+        pipeline.text_encoder.config.image_token_id = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+        _save_processor(folder / "processor", tokenizer)
+    save(pipeline, folder, _EDIT_DEFAULTS.get(kind, DEFAULTS))
+
+
+def _save_processor(folder: Path, tokenizer: Any) -> None:
+    """As published: what reads pictures for the text encoder, with its own tokenizer."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    Qwen2VLImageProcessorPil().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _tokenizer(template: str) -> Any:
@@ -97,4 +119,4 @@ def _tokenizer(template: str) -> Any:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    write(Path(sys.argv[1]), *sys.argv[2:])

@@ -26,7 +26,7 @@ def check_model(path: str, load_format: str) -> tuple[str, ...]:
         parts = weights(path)
     except CheckpointError as error:
         return (str(error),)
-    return pipeline_problems(path, load_format, kind=PIPELINE, weights=parts, image=image)
+    return pipeline_problems(path, load_format, kinds=(PIPELINE,), weights=parts, image=image)
 
 
 def weights(path: str) -> tuple[str, ...]:

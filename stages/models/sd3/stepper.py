@@ -79,7 +79,7 @@ class SD3Stepper:
         tokens = columns * rows * (2 if image.guided else 1)
         return Denoising(steps=image.steps, tokens=tokens, shape=(image.width, image.height))
 
-    def encode(self, text: str) -> Condition:
+    def encode(self, text: str, pictures: Sequence[torch.Tensor] = ()) -> Condition:
         pipeline = self._pipeline
         embeds, _, pooled, _ = pipeline.encode_prompt(
             text, None, None, self._device, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS

@@ -25,7 +25,7 @@ _WEIGHTS = ("transformer", "vae", "text_encoder")
 
 def check_model(path: str, load_format: str) -> tuple[str, ...]:
     """Problems of a checkpoint folder, a line each."""
-    problems = pipeline_problems(path, load_format, kind=PIPELINE, weights=_WEIGHTS, image=video)
+    problems = pipeline_problems(path, load_format, kinds=(PIPELINE,), weights=_WEIGHTS, image=video)
     if problems:
         return problems
     index = read_json(Path(path) / "model_index.json")

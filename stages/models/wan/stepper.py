@@ -84,7 +84,7 @@ class WanStepper:
         shape = (image.width, image.height, image.frames)
         return Denoising(steps=image.steps, tokens=tokens * (2 if image.guided else 1), shape=shape)
 
-    def encode(self, text: str) -> Condition:
+    def encode(self, text: str, pictures: Sequence[torch.Tensor] = ()) -> Condition:
         pipeline = self._pipeline
         embeds, _ = pipeline.encode_prompt(
             text, do_classifier_free_guidance=False, max_sequence_length=PROMPT_TOKENS, device=self._device

@@ -9,13 +9,16 @@ from omni_cli.config.image import ImageConfig
 from omni_cli.config.load import load_config
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
-from omni_cli.plan.drawing import drawing, drawing_problems, generation
-from stages.messages import ImageParams
+from omni_cli.plan.drawing import content_problems, drawing, drawing_problems, generation
+from stages.messages import ChatMessage, ImageParams, Part
 from stages.models.registry import ImageContract
+from stages.payload import Tensor
 
 ABLE = ImageContract(
     width=64, height=32, steps=8, multiple=16, most_pixels=2048 * 2048, least_steps=2, true_cfg_scale=4.0
 )
+
+PICTURE = Tensor(name="media0", dtype="uint8", shape=(50, 90, 3), data=memoryview(bytes(50 * 90 * 3)))
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +96,38 @@ def test_what_this_model_does_not_draw_is_refused(plan, able, asked, says):
 
 
 def test_a_picture_to_start_from_brings_a_strength():
-    able = replace(ABLE, strength=0.6)
-    assert drawing(able, ImageConfig(), picture=True)[0].strength == 0.6
-    params, notes = drawing(able, ImageConfig(strength=0.3), picture=True)
+    able = replace(ABLE, strength=0.6, most_pictures=1)
+    params, _ = drawing(able, ImageConfig(), [PICTURE])
+    assert (params.strength, params.pictures, params.width, params.height) == (0.6, ((90, 50),), 64, 32)
+    params, notes = drawing(able, ImageConfig(strength=0.3), [PICTURE])
     assert (params.strength, notes) == (0.3, ())
+
+
+def test_what_is_edited_keeps_its_shape_and_has_no_strength():
+    able = replace(ABLE, least_pictures=1, most_pictures=2, width=128, height=128)
+    params, (note,) = drawing(able, ImageConfig(strength=0.3), [PICTURE, PICTURE])
+    assert (params.strength, params.pictures, params.width, params.height) == (None, ((90, 50),) * 2, 160, 96)
+    assert note == "image.strength has no effect on a model that edits"
+    params, _ = drawing(able, ImageConfig(size="32x32"), [PICTURE])
+    assert (params.width, params.height) == (32, 32)
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "count", "says"),
+    [
+        (0, 1, 2, "drawn from one picture at most, not from 2"),
+        (1, 1, 0, "edits one picture, and none came"),
+        (1, 1, 2, "edits one picture, and 2 came"),
+        (1, 8, 9, "edits 1 to 8 pictures, and 9 came"),
+    ],
+)
+def test_how_many_pictures_may_come_with_a_prompt(least, most, count, says):
+    able = replace(ABLE, least_pictures=least, most_pictures=most)
+    parts = (Part(kind="text", text="red"), *(Part(kind="image", media=f"media{at}") for at in range(count)))
+    (problem,) = content_problems(able, [ChatMessage(role="user", parts=parts)])
+    assert (problem.key, says in problem.message) == ("images", True)
+    enough = (*parts[:1], Part(kind="image", media="media0"))
+    assert list(content_problems(able, [ChatMessage(role="user", parts=enough)])) == []
 
 
 def test_previews_need_a_stage_that_decodes():

@@ -44,8 +44,13 @@ class Asked:
     sigmas: tuple[float, ...] = ()
     frames: int = 1
     picture: np.ndarray | None = None
+    edited: tuple[np.ndarray, ...] = ()
     strength: float = 0.6
     preview_every: int = 0
+
+    @property
+    def brings(self) -> tuple[np.ndarray, ...]:
+        return self.edited if self.picture is None else (self.picture,)
 
     @property
     def image(self) -> ImageParams:
@@ -56,6 +61,7 @@ class Asked:
             frames=self.frames,
             true_cfg_scale=self.scale,
             negative_prompt=self.negative,
+            pictures=tuple((picture.shape[1], picture.shape[0]) for picture in self.brings),
             strength=None if self.picture is None else self.strength,
             sigmas=self.sigmas,
             preview_every=self.preview_every,
@@ -64,7 +70,7 @@ class Asked:
     def request(self, uid: int) -> StageRequest:
         turn = ChatMessage(role="user", parts=(Part(kind="text", text=self.prompt),))
         return StageRequest(
-            uid=uid, seed=self.seed, inputs=() if self.picture is None else (REQUEST,), consumers=(),
+            uid=uid, seed=self.seed, inputs=(REQUEST,) if self.brings else (), consumers=(),
             outputs=("image" if self.frames == 1 else "video",), conversation=(turn,), image=self.image,
         )  # fmt: skip
 
@@ -72,8 +78,9 @@ class Asked:
 MEDIA = EdgeSpec(producer=REQUEST, consumer="painter", mode="complete", connector="inline", rings=())
 
 
-def delivery(uid: int, picture: np.ndarray, consumer: str = "painter") -> Deliver:
-    ref, _ = InlineWriter("").put([Payload(tensors=(array_payload("media0", picture),))])
+def delivery(uid: int, pictures: tuple[np.ndarray, ...], consumer: str = "painter") -> Deliver:
+    tensors = tuple(array_payload(f"media{index}", picture) for index, picture in enumerate(pictures))
+    ref, _ = InlineWriter("").put([Payload(tensors=tensors)])
     message = StreamMessage(uid=uid, producer=REQUEST, consumer=consumer, seq=0, units=1, eos=True, ref=ref)
     return Deliver(message=message)
 
@@ -149,7 +156,7 @@ class Studio:
         while busy or coming or leaving:
             due = [uid for uid, at in coming.items() if at <= turn]
             commands = [Submit(request=asked[uid].request(uid)) for uid in due]
-            commands += [delivery(uid, asked[uid].picture) for uid in due if asked[uid].picture is not None]
+            commands += [delivery(uid, asked[uid].brings) for uid in due if asked[uid].brings]
             commands += [Cancel(uid=uid) for uid, at in leaving.items() if at <= turn]
             coming = {uid: at for uid, at in coming.items() if at > turn}
             leaving = {uid: at for uid, at in leaving.items() if at > turn}

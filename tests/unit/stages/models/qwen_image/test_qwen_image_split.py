@@ -63,7 +63,7 @@ class Chain:
                 )  # fmt: skip
                 self.workers[index].apply(Turn(commands=(Submit(request=request),), sent_ns=0))
                 if whole.inputs and index == 0:
-                    deliver = delivery(uid, one.picture, "text_encoder")
+                    deliver = delivery(uid, one.brings, "text_encoder")
                     self.workers[0].apply(Turn(commands=(deliver,), sent_ns=0))
         found = {}
         while any(self.pass_on(index, found) for index in range(3)):
