@@ -22,6 +22,7 @@ _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
 _NOISE = 0.04  # of the codes that it is given are others than those that were said
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
+_FRAME_SIZE = 0.2  # deviation of a frame's sum of codes at the start
 _FADE = 0.85  # weight of a code group against the one before
 
 
@@ -105,6 +106,19 @@ class Talker(torch.nn.Module):
         found = _through(predictor.model, torch.stack([hidden, *known], dim=1), (1,))[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head])
         return torch.einsum("fgh,gch->fgc", found, heads)
+
+
+@torch.no_grad()
+def begin(module: Any, vectors: Any) -> None:
+    """Makes the tables of codes from the codec's `vectors` [GROUPS, CODES, any], turned at random: what sounds alike is
+    alike from the first step, and a frame's sum lies near what it sounds like."""
+    predictor = module.code_predictor.model
+    tables = (module.model.codec_embedding, *predictor.codec_embedding)
+    turn = torch.linalg.qr(torch.randn(tables[0].weight.shape[1], vectors.shape[-1]))[0]
+    turned = (vectors - vectors.mean(1, keepdim=True)) @ turn.T
+    turned *= _FRAME_SIZE / turned.var(1).mean(1).sum().sqrt()
+    for table, values in zip(tables, turned, strict=True):
+        table.weight[:CODES] = values
 
 
 def _through(model: Any, hidden: Any, axes: tuple[int, ...]) -> Any:

@@ -12,6 +12,7 @@ import os
 import pickle
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,11 @@ def _sounds(kept: dict[str, Any], asked: list[dialogues.Dialogue]) -> tuple[list
 
     voices = {_plain(one.text): one.samples for one in kept["said"]}
     found = [one for one in asked if len(voices[_plain(one.heard)]) < _HEARD_S * speech.RATE]
-    ways = {key: soxr.resample(voices[key], speech.RATE, HEARD_RATE) for key in {_plain(one.heard) for one in found}}
+    keys = sorted({_plain(one.heard) for one in found})
+    with ThreadPoolExecutor() as pool:
+        ways = dict(
+            zip(keys, pool.map(lambda key: soxr.resample(voices[key], speech.RATE, HEARD_RATE), keys), strict=True)
+        )
     return found, [torch.from_numpy(ways[_plain(one.heard)]) for one in found]
 
 
@@ -139,7 +144,11 @@ def train_codec(options: argparse.Namespace) -> None:
     coded = trained.coded(samples, frames)
     used = [len(torch.unique(torch.cat([codes[group] for codes in coded]))) for group in range(layout.GROUPS)]
     log.info("codes used by group: %s", used)
-    _keep(options, "codec", {"weights": trained.code2wav.state_dict(), "codes": coded})
+    _keep(
+        options,
+        "codec",
+        {"weights": trained.code2wav.state_dict(), "codes": coded, "vectors": trained.codebooks.vectors.cpu()},
+    )
 
 
 def train_talker(options: argparse.Namespace) -> None:
@@ -163,6 +172,8 @@ def train_talker(options: argparse.Namespace) -> None:
     def keep() -> None:
         _keep(options, "talker", {"weights": model.talker.state_dict()})
 
+    torch.manual_seed(options.seed)
+    talker.begin(model.talker, coded["vectors"])
     table = model.thinker.get_input_embeddings().weight.detach()
     talker.train(model.talker, table, model.config, writer.newline, spoken, keep=keep, **_common(options, "talker"))
 
