@@ -148,7 +148,7 @@ def model(tokenizer: Any) -> Any:
                 values.fill_(0.1)
             # The thinker's table stays as it is drawn; its lm_head is another. What the talker makes of it has to be as
             # large as a frame's codes, or it would not listen to the text for a long time.
-            if name == "thinker.model.embed_tokens.weight":
+            if name == "thinker.model.language_model.embed_tokens.weight":
                 values.normal_(0.0, _TABLE).requires_grad_(False)
             if name == "talker.text_projection.linear_fc1.weight":
                 values.normal_(0.0, 1 / (_TABLE * _WIDTH**0.5))

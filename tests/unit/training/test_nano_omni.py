@@ -166,6 +166,8 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
     assert rows.first.tolist() == [len(user) + 8]
     config = model.config
     assert rows.text[0, -3:].tolist() == [*answer[1:], config.tts_eos_token_id, config.tts_pad_token_id][:3]
+    # The talker hears what it has to say as loudly as what it has said.
+    assert 0.1 < model.talker.text_projection(table).std().item() < 0.4
     talker.begin(model.talker, torch.randn(layout.GROUPS, layout.CODES, 8) / 2 ** torch.arange(16.0)[:, None, None])
     assert abs(speaker._embedded(rows.codes)[0, -3:].std().item() / 0.2 - 1) < 0.5
     first, others = talker.losses(speaker, rows, config.talker_config.codec_eos_token_id, None)
