@@ -37,6 +37,7 @@ VERBS = {
     "recipe": Verb(module="omni_cli.commands.recipe", help="List, show, copy and validate recipes."),
     "trace": Verb(module="omni_cli.commands.trace", help="Show, check, replay and compare what runs have recorded."),
     "bench": Verb(module="omni_cli.commands.bench", help="Measure throughput, latency and overheads."),
+    "eval": Verb(module="omni_cli.commands.eval", help="Ask a checkpoint what it should know, and score its answers."),
     "doctor": Verb(module="omni_cli.commands.doctor", help="Look at versions, devices, limits and leftovers."),
 }
 

@@ -16,7 +16,7 @@ _omni_complete() {
 complete -o nospace -o default -F _omni_complete omni
 """
 
-_WITH_OVERRIDES = ("run", "plan", "bench")
+_WITH_OVERRIDES = ("run", "plan", "bench", "eval")
 
 
 def complete(args: Sequence[str]) -> int:

@@ -88,6 +88,7 @@ VERBS = (
     "bench run",
     "bench stage",
     "bench compare",
+    "eval",
     "doctor",
 )
 

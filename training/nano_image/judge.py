@@ -1,15 +1,14 @@
-"""The judge of pictures: a small CNN that reads which things stand left (or alone) and right, how large, on what."""
+"""The judge of pictures, trained and checked."""
 
-import itertools
 import logging
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors.torch import save_file
 from torch.nn import functional as F
 
+from stages.models.qwen_image.judge import Judge
 from training.budget import moments
 from training.nano_image.captions import SIZES, Combinations, Scene, scenes_of
 from training.nano_image.drawings import BACKGROUNDS, Drawings
@@ -17,38 +16,7 @@ from training.nano_image.scenes import Painter
 from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
-_CHANNELS = (3, 32, 64, 96, 128)
 _RATE = 2e-3
-
-
-class Judge(nn.Module):
-    """Four answers a picture: thing, right thing (the last class: none), size, background."""
-
-    def __init__(self, things: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in itertools.pairwise(_CHANNELS):
-            for channels, stride in ((before, 1 if before == 3 else 2), (after, 1)):
-                layers += [nn.Conv2d(channels, after, 3, stride, 1), nn.BatchNorm2d(after), nn.ReLU()]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d((2, 4)), nn.Flatten())
-        self.heads = nn.ModuleList(
-            nn.Linear(8 * _CHANNELS[-1], classes) for classes in (things, things + 1, len(SIZES), len(BACKGROUNDS))
-        )
-
-    def forward(self, pixels: Any) -> tuple[Any, ...]:
-        """Logits [batch, classes] each, of pixels [batch, 3, side, side] in [-1, 1]."""
-        seen = self.body(pixels)
-        return tuple(head(seen) for head in self.heads)
-
-    def read(self, pixels: Any) -> list[Scene]:
-        """What it sees."""
-        with torch.no_grad():
-            answers = zip(*(logits.argmax(1).tolist() for logits in self(pixels)), strict=True)
-        none = self.heads[1].out_features - 1
-        return [
-            Scene(thing=thing, right=None if right == none else right, size=size, background=background)
-            for thing, right, size, background in answers
-        ]
 
 
 def train(
@@ -58,8 +26,7 @@ def train(
     torch.manual_seed(seed)
     scenes = Combinations(drawings, device, unseen=None)
     things = len(drawings.names)
-    judge = Judge(things)
-    judge.to(device)
+    judge = Judge(things, things + 1, len(SIZES), len(BACKGROUNDS)).to(device)
 
     def loss() -> Any:
         rows = scenes.draw(batch, pairs=0.5)
@@ -93,19 +60,21 @@ def check(judge: Judge, drawings: Drawings, painter: Painter, autoencoder: Any, 
     return tuple(
         sum(
             (one.thing, one.right) == (seen.thing, seen.right)
-            for one, seen in zip(asked, judge.read(shown), strict=True)
+            for one, seen in zip(asked, read(judge, shown), strict=True)
         )
         / len(asked)
         for shown in (pixels, again.clamp(-1, 1))
     )
 
 
+def read(judge: Judge, pixels: Any) -> list[Scene]:
+    """What it sees."""
+    none = judge.heads[1].out_features - 1
+    return [
+        Scene(thing=thing, right=None if right == none else right, size=size, background=background)
+        for thing, right, size, background in judge.read(pixels)
+    ]
+
+
 def save(judge: Judge, path: Path) -> None:
     save_file({name: values.half() for name, values in judge.state_dict().items()}, path)
-
-
-def load(path: Path, things: int) -> Judge:
-    judge = Judge(things)
-    judge.load_state_dict({name: values.float() for name, values in load_file(path).items()}, assign=True)
-    judge.eval()
-    return judge

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from stages.models.qwen_image.judge import Judge
 from training.nano_image.captions import Scene, draw_scene, plain
 from training.nano_image.drawings import Drawings
-from training.nano_image.judge import Judge
+from training.nano_image.judge import read as read_by
 from training.nano_image.layout import SIDE
 
 _BATCH = 256
@@ -50,7 +51,7 @@ def measure(draw: Draw, judge: Judge, drawings: Drawings, *, pictures: int, seed
         for start in range(0, pictures, _BATCH):
             part = scenes[start : start + _BATCH]
             prompts = [plain(scene, drawings) for scene in part]
-            read += judge.read(draw(prompts, [seed + start + place for place in range(len(part))]))
+            read += read_by(judge, draw(prompts, [seed + start + place for place in range(len(part))]))
         found.append(_score(name, scenes, read, drawings))
     return found
 

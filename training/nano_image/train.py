@@ -7,6 +7,7 @@ packed weights and a sheet of drawings; `all` does both.
 
 import argparse
 import logging
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from stages.models.packed import unpack
+from stages.models.qwen_image.judge import load as load_judge
 from stages.models.random_weights import save
 from training.nano_image import denoiser, judge, layout, vae
 from training.nano_image.captions import SIZES, Scene, plain
@@ -66,12 +68,13 @@ def score(options: argparse.Namespace) -> None:
     """Of what the repository gets: the packed weights, unpacked."""
     from diffusers import QwenImagePipeline
 
+    shutil.copyfile(options.out / "judge.safetensors", options.out / "checkpoint" / "judge.safetensors")
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
     drawings = load(options.out / "drawings.npz")
-    reader = judge.load(options.out / "judge.safetensors", len(drawings.names)).to(options.device)
     unpacked = options.out / "unpacked"
     unpacked.mkdir(exist_ok=True)
     unpack(options.out / "packed", unpacked)
+    reader = load_judge(unpacked / "judge.safetensors").to(options.device)
     pipeline = QwenImagePipeline.from_pretrained(unpacked).to(options.device)
     _sheet(pipeline_draw(pipeline, steps=_STEPS[0], true_cfg_scale=_SCALE), drawings).save(options.out / "sheet.png")
     lines = []

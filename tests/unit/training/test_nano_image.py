@@ -7,6 +7,7 @@ import torch
 
 from stages.models.packed import unpack
 from stages.models.qwen_image.contract import check_model, image
+from stages.models.qwen_image.judge import load
 from stages.models.random_weights import save
 from training.nano_image import denoiser, judge, layout, score, vae
 from training.nano_image.captions import (
@@ -133,6 +134,7 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
     pipeline = denoiser.train(few, painter, vae.train(few, painter, **common), scenes=4, **common)
     whole, packed, unpacked = (tmp_path / name for name in ("whole", "packed", "unpacked"))
     save(pipeline, whole, layout.DEFAULTS)
+    judge.save(reader, whole / "judge.safetensors")
     size = pack(whole, packed)
     unpacked.mkdir()
     unpack(packed, unpacked)
@@ -142,20 +144,16 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
     assert (known.multiple, known.width, known.steps) == (8, 64, 8)
     assert (known.negative_prompt, known.true_cfg_scale) == ("", 3.0)
     loaded = QwenImagePipeline.from_pretrained(unpacked)
-    for part in ("transformer", "vae", "text_encoder"):
-        before, after = (getattr(found, part).state_dict() for found in (pipeline, loaded))
+    again = load(unpacked / "judge.safetensors")
+    pairs = {part: (getattr(pipeline, part), getattr(loaded, part)) for part in ("transformer", "vae", "text_encoder")}
+    for part, found in {**pairs, "judge": (reader, again)}.items():
+        before, after = (one.state_dict() for one in found)
         assert before.keys() == after.keys()
         for name, values in before.items():
             bound = values.abs().max() / 127 + 1e-3
             assert (values - after[name]).abs().max() <= bound, f"{part} {name}"
-    found = score.measure(score.pipeline_draw(loaded, steps=1, true_cfg_scale=3.0), reader, few, pictures=1, seed=1)
+    found = score.measure(score.pipeline_draw(loaded, steps=1, true_cfg_scale=3.0), again, few, pictures=1, seed=1)
     assert [line.pictures for line in found] == [1] * 4
-    judge.save(reader, tmp_path / "judge.safetensors")
-    again, pixels = (
-        judge.load(tmp_path / "judge.safetensors", len(few.names)),
-        torch.zeros(1, 3, layout.SIDE, layout.SIDE),
-    )
-    assert again.read(pixels) == reader.half().float().read(pixels)
 
 
 def test_the_template_is_as_long_as_what_the_pipeline_drops(few):
