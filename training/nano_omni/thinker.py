@@ -79,7 +79,7 @@ class Lines:
     is in column `media` of all (-1: none); `first` [n]: the answer's first column; `answers` [n, longest answer], with
     its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side] and `things` [n, 2], left and right; or `samples`
     int16, all sounds, of which one begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1,
-    and `lettered` [n]."""
+    and `lettered` [n]; `longest_s` in samples, known to the host."""
 
     ids: Any
     first: Any
@@ -92,10 +92,7 @@ class Lines:
     lengths: Any = None
     letters: Any = None
     lettered: Any = None
-
-    @property
-    def longest_s(self) -> int:
-        return 0 if self.lengths is None else int(self.lengths.max())
+    longest_s: int = 0
 
 
 def lines_of(
@@ -130,7 +127,9 @@ def lines_of(
         "answers": torch.tensor([answer + [-100] * (most - len(answer)) for _, answer in written]),
     }
     on_device = {name: value.to(device) for name, value in fields.items()}
-    return Lines(media=columns.pop(), pixels=None if pixels is None else pixels.to(device), **on_device)
+    if pixels is not None:
+        on_device["pixels"] = pixels.to(device)
+    return Lines(media=columns.pop(), longest_s=max(map(len, sounds), default=0), **on_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
