@@ -79,9 +79,10 @@ class StageDeployConfig(ConfigModel):
     then after 1 s, 2 s and so on up to 30 s."""
     restart_window_s: Seconds = 600.0
     """Restarts longer ago than this do not count."""
-    retry: Annotated[int, Strict(), Field(ge=0, le=1000)] = 1
+    retry: Annotated[int, Strict(), Field(ge=0, le=1000)] | None = None
     """How often a request is run again here, from the same input, if its replica dies before it has handed anything on;
-    0 is never. Input that comes piece by piece cannot be given again."""
+    0 is never. null is 1, or 0 where the input cannot be given again, since it comes piece by piece or from several
+    rings: there, more is refused."""
     threads: Annotated[int, Strict(), Field(ge=1, le=1024)] = 1
     """CPU threads of each replica's process."""
     step_tokens: Annotated[int, Strict(), Field(ge=1, le=1 << 20)] | None = None

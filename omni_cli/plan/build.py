@@ -26,7 +26,7 @@ from stages.messages import REQUEST
 from stages.models.registry import FamilyContract
 
 _LEAST_SLOTS = 16
-_AS_CONFIGURED = {"max_queue", "startup_timeout_s", "restarts", "restart_window_s", "retry", "threads"}
+_AS_CONFIGURED = {"max_queue", "startup_timeout_s", "restarts", "restart_window_s", "threads"}
 TEXT = "text"
 
 
@@ -64,6 +64,7 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
         # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
         problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
         problems += memory_problems(plan, family, inventory)
+        problems += _retry_problems(plan)
         if not problems:
             return plan
     raise PlanError(report(located(problems, loaded.origins), "the plan"))
@@ -99,6 +100,13 @@ def _tuning_problems(graph: Graph, loaded: LoadedConfig, placements: Mapping[str
         setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
         on_gpu = name in placements and bool(placements[name].replicas[0])
         yield from tuning_problems(name, loaded.family, setting, on_gpu=on_gpu)
+
+
+def _retry_problems(plan: ExecutionPlan) -> Iterator[Problem]:
+    for stage in plan.stages:
+        if stage.retry and stage.unrepeatable:
+            message = f"is {stage.retry}, but no request can be run again there: {stage.unrepeatable}; leave it out"
+            yield Problem(key=f"deploy.stages.{stage.name}.retry", message=message)
 
 
 def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Problem]]:
@@ -221,7 +229,7 @@ def _assemble(
         ]
         if any(output != TEXT for output in outputs):
             consumers.append(edges.final(name))
-        return StagePlan(
+        made = StagePlan(
             name=name,
             execution_type=topology.execution_type,
             replicas=tuple(ReplicaPlan(index=i, devices=d) for i, d in enumerate(placements[name].replicas)),
@@ -234,7 +242,10 @@ def _assemble(
             inputs=tuple(inputs),
             consumers=tuple(consumers),
             outputs=outputs,
+            retry=settings[name].retry or 0,
         )
+        again = settings[name].retry is None and not made.unrepeatable
+        return made.model_copy(update={"retry": 1}) if again else made
 
     return ExecutionPlan(
         recipe=loaded.recipe,

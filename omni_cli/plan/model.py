@@ -96,6 +96,18 @@ class StagePlan(PlanModel):
         """Requests that a replica may have at once; None: any number."""
         return None if self.max_queue is None else self.max_batch + self.max_queue
 
+    @property
+    def unrepeatable(self) -> str:
+        """Why its input cannot be given to another replica once more; empty if it can."""
+        inputs = [edge for edge in self.inputs if edge.producer != REQUEST]
+        pieces = [edge.producer for edge in inputs if edge.mode == "incremental"]
+        if pieces:  # kept, they would hold the ring places that are their producer's only credit
+            return f"its input from {' and '.join(pieces)} came piece by piece and is gone"
+        ringed = [edge.producer for edge in inputs if edge.connector != "inline"]
+        if len(ringed) > 1:
+            return f"its inputs from {' and '.join(ringed)} have gone back to their rings"
+        return ""
+
 
 class ExecutionPlan(PlanModel):
     """The whole deployment. `stages` are in topological order; `outputs` maps each deployed final output to its stage.

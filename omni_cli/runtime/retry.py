@@ -24,13 +24,13 @@ class Retries:
         self._plan = plan
         self._books = books
         self._flights = flights
-        self._unfit = {stage.name: _unfit(plan, stage.name) for stage in plan.stages}
+        self._keeping = {stage.name for stage in plan.stages if stage.retry and not stage.unrepeatable}
         self._slots: Counter[tuple[str, str, int]] = Counter()  # kept, by consumer and life of the producer: a ring
         self._bytes: Counter[tuple[str, str, int]] = Counter()
 
     def keep(self, uid: int, message: StreamMessage) -> bool:
         """To be called when a message is given to its consumer; True if its lease is to outlive the reading."""
-        if message.producer == REQUEST or self._unfit[message.consumer] is not None:
+        if message.producer == REQUEST or message.consumer not in self._keeping:
             return False
         self._count(message, 1)
         if not self._has_room(message):
@@ -78,19 +78,19 @@ class Retries:
         """Why a request that a dead replica had cannot be run again there, empty if nobody wants that; None if it can.
         Notes the death then."""
         flight, record = self._flights[uid], self._books.lifecycle.requests[uid]
-        limit = self._plan.stage(stage).retry
-        if len(flight.deaths.get(stage, ())) >= limit:
-            return f"deploy.stages.{stage}.retry is {limit}" if limit else ""
+        plan = self._plan.stage(stage)
+        if len(flight.deaths.get(stage, ())) >= plan.retry:
+            return f"deploy.stages.{stage}.retry is {plan.retry}" if plan.retry else plan.unrepeatable
         emitted = [m for m in flight.route.stages[stage].outputs if record.outputs[m].chunks]
         if emitted:
             return f"a piece of its {' and '.join(emitted)} is with the caller"
         fed = [consumer for (producer, consumer), s in record.streams.items() if producer == stage and s.put]
         if fed:
             return f"it has handed a message to {' and '.join(fed)}"
-        if self._unfit[stage] is not None:
-            return self._unfit[stage]
+        if plan.unrepeatable:
+            return plan.unrepeatable
         if stage in flight.crowded:
-            (key,) = (edge.key for edge in self._plan.stage(stage).inputs if edge.slots)
+            (key,) = (edge.key for edge in plan.inputs if edge.slots)
             return f"its ring had no room to keep its input: raise {key}.ring_bytes, or slots"
         if stage in flight.route.entries and len(flight.route.entries) > 1 and flight.request.media.tensors:
             return "its media went to several first stages"
@@ -100,18 +100,3 @@ class Retries:
             return "no replica is left"
         flight.deaths.setdefault(stage, []).append(cause)
         return None
-
-
-def _unfit(plan: ExecutionPlan, name: str) -> str | None:
-    """Why a stage's input cannot be given again, whoever asks."""
-    stage = plan.stage(name)
-    if not stage.retry:
-        return ""
-    inputs = [edge for edge in stage.inputs if edge.producer != REQUEST]
-    pieces = [edge.producer for edge in inputs if edge.mode == "incremental"]
-    if pieces:
-        return f"its input from {' and '.join(pieces)} came piece by piece and is gone"
-    ringed = [edge.producer for edge in inputs if edge.connector != "inline"]
-    if len(ringed) > 1:
-        return f"its inputs from {' and '.join(ringed)} have gone back to their rings"
-    return None

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from omni_cli.config.load import load_config
 from omni_cli.config.schema import RequestConfig
 from omni_cli.errors import PlanError
 from omni_cli.plan.admission import request_problems
@@ -38,8 +39,6 @@ def test_the_branches_of_a_dag_are_pruned_one_by_one():
     words = ["recipe=synthetic_dag"]
     loaded = load()
     assert loaded.recipe == "synthetic"
-    from omni_cli.config.load import load_config
-
     dag = load_config(words)
     names = [stage.name for stage in build_plan(dag, machine(0), ("audio",)).stages]
     assert names == ["thinker", "talker", "code2wav"]
@@ -112,6 +111,21 @@ def test_weights_for_a_family_without_weights_are_refused():
 
 def test_a_setting_without_effect_is_refused():
     assert "deploy.stages.talker.output (command line): has no effect" in refusal("deploy.stages.talker.output.slots=3")
+
+
+def test_a_retry_of_what_is_gone_when_it_is_needed_is_refused_and_no_default():
+    def retries(*words: str) -> dict[str, int]:
+        words = ("recipe=synthetic_dag", "pipeline.stages.talker.inputs.thinker=incremental", *words)
+        return {stage.name: stage.retry for stage in build_plan(load_config(words), machine(0)).stages}
+
+    assert retries() == {"thinker": 1, "talker": 0, "singer": 1, "code2wav": 1, "mixer": 0}
+    assert retries("deploy.stages.talker.retry=0", "deploy.stages.singer.retry=3") == retries() | {"singer": 3}
+    with pytest.raises(PlanError) as caught:
+        retries("deploy.stages.talker.retry=1", "deploy.stages.mixer.retry=2")
+    _, first, second = str(caught.value).splitlines()
+    assert "deploy.stages.talker.retry (command line): is 1, but no request can be run again there" in first
+    assert "its input from thinker came piece by piece" in first
+    assert "from talker and singer and thinker have gone back to their rings" in second
 
 
 def test_everything_that_is_wrong_is_said_at_once_with_its_place():
