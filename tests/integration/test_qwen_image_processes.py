@@ -9,9 +9,15 @@ import pytest
 
 from omni_cli.runtime.events import ProcessStarted
 from omni_cli.runtime.request import OmniRequest
+from stages.config import ModelSpec
 from stages.messages import ChatMessage, Part
+from stages.models.cache import built_once
+from stages.models.qwen_image import tiny
+from stages.models.qwen_image.edit import QwenImageEditStepper
+from stages.payload import Payload
+from stages.runners.tensors import array_payload
 from tests.integration.recorded import Moment, Recording, Session, plan_of, record
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
 
 REQUESTS, ROUNDS = 50, 2
 SIZES = ((32, 48), (48, 32), (64, 32))
@@ -86,3 +92,31 @@ def test_three_processes_draw_what_one_pipeline_draws_whoever_leaves() -> None:
     for process, (rss, descriptors) in last.items():
         assert rss - first[process][0] <= 8 << 20, process
         assert descriptors == first[process][1], process
+
+
+@pytest.mark.usefixtures("warm")
+def test_three_processes_edit_what_one_pipeline_edits(tmp_path) -> None:
+    kind = tiny.EDITS["tiny_edit_plus"]
+    folder = built_once(tmp_path, kind, lambda folder: tiny.write(folder, kind))
+    plan = plan_of("recipe=qwen_image_split", f"model.path={folder}", "deploy.stages.denoiser.step_tokens=8")
+    wide, tall = gradient(90, 50), gradient(40, 77)
+    asked = [Asked(edited=(wide, tall), negative="red", steps=3), Asked(edited=(tall,), size=(32, 48), seed=2)]
+
+    def whole(number: int, one: Asked) -> OmniRequest:
+        media = [array_payload(f"media{index}", picture) for index, picture in enumerate(one.edited)]
+        parts = (*(Part(kind="image", media=each.name) for each in media), Part(kind="text", text=one.prompt))
+        return OmniRequest(
+            request_id=str(number), seed=one.seed, conversation=(ChatMessage(role="user", parts=parts),),
+            media=Payload(tensors=tuple(media)), outputs=("image",), image=one.image,
+        )  # fmt: skip
+
+    recording = record(plan, lambda session: session.all_of(map(whole, range(2), asked)), media_bytes=1 << 20)
+    recording.check_ended_well()
+    studio = Studio(
+        folder, stepper=QwenImageEditStepper(ModelSpec(path=str(folder), load_format="auto", dtype="float32"))
+    )
+    for number, one in enumerate(asked):
+        (payload,) = recording.outputs[str(number)]["image"].payloads
+        drawn = studio.draw(one).drawn[0]
+        assert bytes(payload.tensor("image").data) == drawn.pixels.tobytes()
+        assert payload.meta == drawn.payload.meta
