@@ -3,7 +3,7 @@
 Starts nothing, loads nothing, imports no torch.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,6 +153,20 @@ class _Edges:
     model_path: str
     carriers: Carriers
 
+    def into(self, consumer: str) -> list[EdgePlan]:
+        inputs = self.loaded.config.pipeline.stages[consumer].inputs
+        found = [self.between(producer, consumer, mode) for producer, mode in inputs.items()]
+        return found or ([self.media(consumer)] if self.loaded.family.media else [])
+
+    def out_of(self, producer: str, stages: Iterable[str], *, final: bool) -> list[EdgePlan]:
+        topology = self.loaded.config.pipeline.stages
+        found = [
+            self.between(producer, other, topology[other].inputs[producer])
+            for other in stages
+            if producer in topology[other].inputs
+        ]
+        return [*found, self.final(producer)] if final else found
+
     def between(self, producer: str, consumer: str, mode: EdgeMode) -> EdgePlan:
         setting = self._stage(consumer).inputs.get(producer, EdgeConfig())
         slots = 4 * max(self.batches[producer], self.batches[consumer])
@@ -219,16 +233,6 @@ def _assemble(
         topology = config.pipeline.stages[name]
         outputs = tuple(modality for modality, producer in graph.outputs.items() if producer == name)
         memory = stage_memory(family, model.path, name, model.dtype)
-        inputs = [edges.between(producer, name, mode) for producer, mode in topology.inputs.items()]
-        if not inputs and family.media:
-            inputs = [edges.media(name)]
-        consumers = [
-            edges.between(name, other, config.pipeline.stages[other].inputs[name])
-            for other in graph.stages
-            if name in config.pipeline.stages[other].inputs
-        ]
-        if any(output != TEXT for output in outputs):
-            consumers.append(edges.final(name))
         made = StagePlan(
             name=name,
             execution_type=topology.execution_type,
@@ -239,8 +243,8 @@ def _assemble(
             tuning=tunings[name],
             weight_bytes=memory.weight_bytes,
             kv=kv_plan(memory, placements[name], tunings[name], batches[name], inventory),
-            inputs=tuple(inputs),
-            consumers=tuple(consumers),
+            inputs=tuple(edges.into(name)),
+            consumers=tuple(edges.out_of(name, graph.stages, final=any(output != TEXT for output in outputs))),
             outputs=outputs,
             retry=settings[name].retry or 0,
         )
