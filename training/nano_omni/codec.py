@@ -5,7 +5,6 @@ the loss is on mel spectrograms of several resolutions and on the codebooks' err
 """
 
 import logging
-import random
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -14,16 +13,21 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers.audio_utils import mel_filter_bank
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeSnakeBeta
 
 from training.budget import moments
+from training.nano_omni.causal import through
 from training.nano_omni.layout import CODES, FRAME, GROUPS
 from training.nano_omni.speech import RATE
+from training.repeat import Step
 
 log = logging.getLogger(__name__)
 _VECTOR = 96
 _FOLLOW = 0.03  # of a codebook, a step
 _SEGMENT_FRAMES = 20
 _RATE = 1e-3
+_MEL = 15.0  # weight of the spectrograms' error
+_WHOLE = 0.6  # of the sentences are coded by all groups in training
 _USED = 0.2  # choices a step, from which on a code counts as used
 _CODED = 128  # sentences at once
 
@@ -88,24 +92,26 @@ class Codebooks(nn.Module):
         self.register_buffer("sums", self.vectors.clone())
         self.filled = False
 
-    def forward(self, found: Any, groups: int = GROUPS) -> tuple[Any, Any, Any]:
-        """Vectors [batch, frames, _VECTOR] to themselves as coded (the gradient passes), codes [batch, groups, frames]
-        and the mean error."""
+    def forward(self, found: Any, groups: Any) -> tuple[Any, Any, Any]:
+        """Vectors [batch, frames, _VECTOR] to themselves as coded by the first `groups` [batch] of the codebooks (the
+        gradient passes), codes [batch, GROUPS, frames], and the sum over codebooks of the error."""
         left = found.reshape(-1, found.shape[-1])
         coded, codes, error = torch.zeros_like(left), [], torch.zeros((), device=left.device)
-        for group in range(groups):
+        last = groups[:, None].expand(-1, found.shape[1]).reshape(-1, 1)
+        for group in range(GROUPS):
             if self.training and not self.filled:
                 self._restart(group, torch.ones(CODES, dtype=torch.bool, device=left.device), left.detach())
-            chosen = torch.cdist(left.detach(), self.vectors[group]).argmin(1)
-            vectors = self.vectors[group][chosen]
-            error = error + F.mse_loss(left, vectors)
+            book = self.vectors[group]
+            chosen = torch.addmm(book.square().sum(1), left.detach(), book.T, alpha=-2).argmin(1)
+            vectors, counts = book[chosen], group < last
+            error = error + ((left - vectors) * counts).square().mean()
             if self.training:
                 self._follow(group, chosen, left.detach())
             codes.append(chosen.view(found.shape[:2]))
-            coded, left = coded + vectors, left - vectors
+            coded, left = coded + vectors * counts, left - vectors
         self.filled = self.filled or self.training
         passed = found + (coded.view(found.shape) - found).detach()
-        return passed, torch.stack(codes, 1), error / groups
+        return passed, torch.stack(codes, 1), error
 
     @torch.no_grad()
     def _follow(self, group: int, chosen: Any, vectors: Any) -> None:
@@ -134,8 +140,11 @@ class Codec(nn.Module):
         self.project = nn.Linear(_VECTOR, code2wav.config.hidden_size)
 
     def decode(self, coded: Any) -> Any:
-        """Samples [batch, frames x FRAME - 555] of vectors [batch, frames, _VECTOR]: Code2Wav without its codes."""
-        hidden = self.code2wav.pre_transformer(inputs_embeds=self.project(coded)).last_hidden_state.transpose(1, 2)
+        """Samples [batch, frames x FRAME - 555] of vectors [batch, frames, _VECTOR]: Code2Wav without its codes. Raises
+        ValueError for more frames than its window has."""
+        if coded.shape[1] > self.code2wav.config.sliding_window:
+            raise ValueError(f"{coded.shape[1]} frames are more than a window, {self.code2wav.config.sliding_window}")
+        hidden = through(self.code2wav.pre_transformer, self.project(coded), (1,)).transpose(1, 2)
         for block in (block for blocks in self.code2wav.upsample for block in blocks):
             hidden = block(hidden)
         for block in self.code2wav.decoder:
@@ -151,7 +160,7 @@ class Codec(nn.Module):
     @torch.no_grad()
     def codes(self, samples: Any) -> Any:
         """Codes [batch, GROUPS, frames] of samples [batch, frames x FRAME]."""
-        return self.codebooks(self.encoder(samples))[1]
+        return self.codebooks(self.encoder(samples), _whole(len(samples), samples.device))[1]
 
     def coded(self, samples: Any, frames: Sequence[int]) -> list[Any]:
         """Codes [GROUPS, frames] on the CPU of each sentence of `samples`, int16 [sum of frames x FRAME]; sentences of
@@ -171,33 +180,46 @@ class Codec(nn.Module):
         return found
 
 
-def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: str, seed: int) -> Codec:
-    """Trains on `samples`, int16 [all frames x FRAME] on the device: sentences one behind the other."""
+def _whole(batch: int, device: Any) -> Any:
+    """All groups of each sentence of a batch."""
+    return torch.full((batch,), GROUPS, device=device)
+
+
+def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: str, seed: int, record: bool) -> Codec:
+    """Trains on `samples`, int16 [all frames x FRAME] on the device: sentences one behind the other. `record`: as in
+    Step."""
     torch.manual_seed(seed)
-    chance = random.Random(seed)
     codec, loss_of = Codec(code2wav).to(device), MelLoss().to(device)
-    parameters = [value for value in codec.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.8, 0.99), weight_decay=0.0, fused=device == "cuda")
+    if record and device == "cuda":
+        for module in codec.modules():
+            if isinstance(module, Qwen3OmniMoeSnakeBeta):
+                module.compile(dynamic=False)  # eager, these are most of what goes through memory
     span = torch.arange(_SEGMENT_FRAMES * FRAME, device=device)
-    for now in moments(seconds):
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)
+
+    def draw() -> Any:
         starts = torch.randint(len(samples) // FRAME - _SEGMENT_FRAMES, (batch,), device=device) * FRAME
-        right = samples[starts[:, None] + span].float() / 32768
+        return samples[starts[:, None] + span].float() / 32768
+
+    def loss() -> Any:
+        right = draw()
         # Often with fewer groups, so that the first ones carry most.
-        groups = GROUPS if now.step == 0 or chance.random() < 0.6 else chance.randint(2, GROUPS - 1)
+        fewer = torch.randint(2, GROUPS, (batch,), device=device)
+        groups = fewer.masked_fill(torch.rand(batch, device=device) < _WHOLE, GROUPS)
         coded, _, error = codec.codebooks(codec.encoder(right), groups)
         drawn = codec.decode(coded)
-        distance = loss_of(drawn, right[:, : drawn.shape[1]])
-        loss = 15 * distance + 0.5 * groups * error
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 5.0)
-        optimizer.step()
+        return torch.stack([_MEL * loss_of(drawn, right[:, : drawn.shape[1]]), 0.5 * error])
+
+    with torch.no_grad():
+        codec.codebooks(codec.encoder(draw()), _whole(batch, device))  # fills the codebooks
+    parameters = [value for value in codec.parameters() if value.requires_grad]
+    step = Step(loss, parameters, device=device, record=record, betas=(0.8, 0.99), weight_decay=0.0, norm=5.0)
+    for now in moments(seconds):
+        found = step(now.rate(_RATE, flat=0.4))
         if now.told:
             used = (codec.codebooks.counts > _USED).sum(1).tolist()
             log.info(
-                "codec: step %d, %d %% of the time, mel %.3f, codes in use %s",
-                now.step, 100 * now.done, distance.item(), used,
+                "codec: step %d, %d %% of the time, mel %.3f, %d steps skipped, codes in use %s",
+                now.step, 100 * now.done, found[0].item() / _MEL, step.skipped.item(), used,
             )  # fmt: skip
     codec.eval()
     codec.finish()

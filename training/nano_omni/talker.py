@@ -6,16 +6,19 @@ text token and of sixteen codes. What a row predicts is the first code of the ne
 
 import logging
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from training.budget import moments
+from training.nano_omni.causal import through
 from training.nano_omni.layout import CODES, GROUPS
+from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
 _RATE = 1.5e-3
@@ -24,6 +27,7 @@ _NOISE = 0.04  # of the codes that it is given are others than those that were s
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
 _FRAME_SIZE = 0.2  # deviation of a frame's sum of codes at the start
 _FADE = 0.85  # weight of a code group against the one before
+_LENGTHS = 12  # of batches: each is recorded for itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,21 +80,24 @@ class Talker(torch.nn.Module):
         super().__init__()
         self.module = module
         self.register_buffer("table", table, persistent=False)
+        sizes = [one.weight.shape[0] for one in self._tables()]
+        self.register_buffer("starts", torch.tensor([0, *accumulate(sizes)][:-1]), persistent=False)
 
     def forward(self, text: Any, codes: Any) -> Any:
         """Last hidden states [batch, rows, hidden]."""
         embeds = self._embedded(codes)
-        projected = self.module.text_projection(self.table)
-        embeds = embeds + projected[text.clamp(min=0)] * (text != NONE)[..., None]
-        return _through(self.module.model, embeds, (3, 1))
+        # Not an index: its gradient adds what is of one id, such as the one of silence, one after the other.
+        projected = F.embedding(text.clamp(min=0), self.module.text_projection(self.table))
+        return through(self.module.model, embeds + projected * (text != NONE)[..., None], (3, 1))
+
+    def _tables(self) -> tuple[Any, ...]:
+        return (self.module.model.codec_embedding, *self.module.code_predictor.model.codec_embedding)
 
     def _embedded(self, codes: Any) -> Any:
         """The sum of the codes' embeddings [batch, rows, hidden]."""
-        tables = (self.module.model.codec_embedding, *self.module.code_predictor.model.codec_embedding)
-        sizes = [table.weight.shape[0] for table in tables]
+        tables = self._tables()
         whole = torch.cat([*(table.weight for table in tables), torch.zeros_like(tables[0].weight[:1])])
-        starts = torch.tensor([0, *accumulate(sizes)][:-1], device="cpu").to(codes.device, non_blocking=True)
-        places = torch.where(codes == NONE, len(whole) - 1, codes + starts)
+        places = (codes + self.starts).masked_fill(codes == NONE, len(whole) - 1)
         return F.embedding_bag(places.flatten(0, -2), whole, mode="sum").unflatten(0, codes.shape[:-1])
 
     def first_codes(self, hidden: Any) -> Any:
@@ -101,9 +108,8 @@ class Talker(torch.nn.Module):
         """Logits [frames, GROUPS - 1, CODES] from the rows' `hidden` [frames, hidden] and all `codes` [frames, GROUPS]:
         each group sees those before it."""
         predictor = self.module.code_predictor
-        tables = (self.module.model.codec_embedding, *predictor.model.codec_embedding)
-        known = [table(codes[:, group]) for group, table in enumerate(tables[: GROUPS - 1])]
-        found = _through(predictor.model, torch.stack([hidden, *known], dim=1), (1,))[:, 1:]
+        known = [table(codes[:, group]) for group, table in enumerate(self._tables()[: GROUPS - 1])]
+        found = through(predictor.model, torch.stack([hidden, *known], dim=1), (1,))[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head])
         return torch.einsum("fgh,gch->fgc", found, heads)
 
@@ -121,35 +127,27 @@ def begin(module: Any, vectors: Any) -> None:
         table.weight[:CODES] = values
 
 
-def _through(model: Any, hidden: Any, axes: tuple[int, ...]) -> Any:
-    """What transformers' forward gives for `hidden` [batch, rows, width] without a mask: rows see those before them.
-    Its own search for packed sequences makes the host wait for the device in every step."""
-    turns = model.rotary_emb(hidden, torch.arange(hidden.shape[1], device=hidden.device).expand(*axes, -1))
-    for layer in model.layers:
-        hidden = layer(hidden, position_embeddings=turns)
-    return model.norm(hidden)
-
-
-def losses(talker: Talker, rows: Rows, eos: int, generator: torch.Generator | None) -> tuple[Any, Any]:
-    """The mean error (nats) of first codes, and of a frame's other codes with falling weights that sum to 1. With a
-    `generator` some codes that are given are wrong, as they will be when it speaks."""
+def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, Any]:
+    """The mean error (nats) of first codes, and of a frame's other codes with falling weights that sum to 1. With
+    `noise` some codes that are given are wrong, as they will be when it speaks."""
     given = rows.codes
-    if generator is not None:
-        wrong = torch.rand(given.shape, device=given.device, generator=generator) < _NOISE
-        others = torch.randint(CODES, given.shape, device=given.device, generator=generator)
+    if noise:
+        wrong = torch.rand(given.shape, device=given.device) < _NOISE
+        others = torch.randint(CODES, given.shape, device=given.device)
         given = torch.where(wrong & (given != NONE) & (given < CODES), others, given)
     hidden = talker(rows.text, given)
     places = torch.arange(rows.text.shape[1], device=rows.text.device)
     frame = places - rows.first[:, None]  # the frame that a row predicts
     following = torch.cat([rows.codes[:, 1:, 0], torch.full_like(rows.codes[:, :1, 0], NONE)], dim=1)
-    target = torch.where(frame == rows.frames[:, None], eos, following)
-    target = torch.where((frame >= 0) & (frame <= rows.frames[:, None]), target, -100)
+    target = following.masked_fill(frame == rows.frames[:, None], eos)
+    target = target.masked_fill((frame < 0) | (frame > rows.frames[:, None]), -100)
     first = F.cross_entropy(talker.first_codes(hidden).float().flatten(0, 1), target.flatten(), ignore_index=-100)
     # Some frames of some sentences, so that the host need not know how many there are.
     some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=places.device)
     row = rows.first[some] + (torch.rand(len(some), device=places.device) * rows.frames[some]).long()
     right = rows.codes[some, row + 1]
-    logits = talker.other_codes(hidden[some, row], right)
+    at = some * hidden.shape[1] + row
+    logits = talker.other_codes(hidden.flatten(0, 1).index_select(0, at), right)
     error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
     weights = _FADE ** torch.arange(GROUPS - 1, device=error.device)
     return first, (error.view(-1, GROUPS - 1) * weights / weights.sum()).sum(1).mean()
@@ -167,41 +165,53 @@ def train(
     batch: int,
     device: str,
     seed: int,
+    record: bool,
 ) -> None:
     """Trains transformers' talker in place. Sentences of about one length share a batch. `keep` is called once a minute
-    and at the end."""
+    and at the end; `record`: as in Step."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
-    generator = torch.Generator(device=device).manual_seed(seed)
     talker = Talker(module.to(device), table.to(device))
+    if record and device == "cuda":
+        for layer in (*module.model.layers, *module.code_predictor.model.layers):
+            layer.compile()
     parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02, fused=device == "cuda")
     ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[1])
     lengths = [len(one.user) + 9 + one.codes.shape[1] for one in ordered]
     every = rows_of(config, newline, ordered)
     every = Rows(**{name: getattr(every, name).to(device) for name in Rows.__slots__})
-    eos, window = config.talker_config.codec_eos_token_id, min(4 * batch, len(ordered))
-    for now in moments(seconds):
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.3)
-        start = min(max(0, chance.randrange(-window, len(ordered))), len(ordered) - window)
-        some, length = start + torch.randperm(window, device=device)[:batch], lengths[start + window - 1]
+    eos, cuts = config.talker_config.codec_eos_token_id, _cuts(lengths)
+    log.info("talker: batches of %s rows", [lengths[stop - 1] for _, stop in cuts])
+
+    def loss(start: int, stop: int) -> Any:
+        some, length = torch.randint(start, stop, (batch,), device=device), lengths[stop - 1]
         rows = Rows(
             text=every.text[some, :length],
             codes=every.codes[some, :length],
             first=every.first[some],
             frames=every.frames[some],
         )
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            first, others = losses(talker, rows, eos, generator)
-        optimizer.zero_grad()
-        (first + others).backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        with half(device):
+            return torch.stack(losses(talker, rows, eos, noise=True))
+
+    step = Step(loss, parameters, device=device, record=record, betas=(0.9, 0.98), weight_decay=0.02)
+    for now in moments(seconds):
+        (cut,) = chance.choices(cuts, [stop - start for start, stop in cuts])
+        # First each once, so that all are recorded before there is anything to lose.
+        found = step(now.rate(_RATE, flat=0.3), *(cuts[now.step] if now.step < len(cuts) else cut))
         if now.told:
+            first, others = found.tolist()
             log.info(
-                "talker: step %d, %d %% of the time, first code %.3f, others %.3f",
-                now.step, 100 * now.done, first.item(), others.item(),
+                "talker: step %d, %d %% of the time, first code %.3f, others %.3f, %d steps skipped",
+                now.step, 100 * now.done, first, others, step.skipped.item(),
             )  # fmt: skip
         if now.kept:
             keep()
     keep()
+
+
+def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Where rising `lengths` are cut, so that few rows are empty: start and stop of at most _LENGTHS parts."""
+    edges = [max(1, place * len(lengths) // _LENGTHS) for place in range(1, _LENGTHS + 1)]
+    stops = sorted({bisect_right(lengths, lengths[edge - 1]) for edge in edges})
+    return list(pairwise([0, *stops]))

@@ -138,7 +138,7 @@ def train_codec(options: argparse.Namespace) -> None:
 
     said, (_, model) = _kept(options, "data")["said"], _fresh(options)
     samples = torch.from_numpy(np.concatenate([one.samples for one in said])).to(options.device)
-    trained = codec.train(model.code2wav, samples, **_common(options, "codec"))
+    trained = codec.train(model.code2wav, samples, record=not options.plain, **_common(options, "codec"))
     frames = [one.frames for one in said]
     torch.backends.cudnn.benchmark = False  # every length comes a few times only
     coded = trained.coded(samples, frames)
@@ -153,7 +153,8 @@ def train_codec(options: argparse.Namespace) -> None:
 
 def train_talker(options: argparse.Namespace) -> None:
     """The talker on the codes, with the questions before the answers."""
-    kept, coded, (tokenizer, model) = _kept(options, "data"), _kept(options, "codec"), _fresh(options)
+    kept, (tokenizer, model) = _kept(options, "data"), _fresh(options)
+    coded = _noise(kept["said"]) if options.trial else _kept(options, "codec")
     writer = thinker.Writer(tokenizer)
     asked: dict[str, list[str]] = {}
     for one in kept["talks"]:
@@ -170,12 +171,20 @@ def train_talker(options: argparse.Namespace) -> None:
     ]
 
     def keep() -> None:
-        _keep(options, "talker", {"weights": model.talker.state_dict()})
+        if not options.trial:
+            _keep(options, "talker", {"weights": model.talker.state_dict()})
 
     torch.manual_seed(options.seed)
     talker.begin(model.talker, coded["vectors"])
     table = model.thinker.get_input_embeddings().weight.detach()
-    talker.train(model.talker, table, model.config, writer.newline, spoken, keep=keep, **_common(options, "talker"))
+    common: dict[str, Any] = {"record": not options.plain, "keep": keep} | _common(options, "talker")
+    talker.train(model.talker, table, model.config, writer.newline, spoken, **common)
+
+
+def _noise(said: list[speech.Said]) -> dict[str, Any]:
+    """Codes as long as what was said, that say nothing."""
+    codes = [torch.randint(layout.CODES, (layout.GROUPS, one.frames)) for one in said]
+    return {"codes": codes, "vectors": torch.randn(layout.GROUPS, layout.CODES, layout.GROUPS)}
 
 
 def pack_all(options: argparse.Namespace) -> None:
@@ -242,6 +251,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--plain", action="store_true", help="neither compile nor record codec or talker on the GPU")
+    parser.add_argument(
+        "--trial", action="store_true", help="of the talker, before there are codes: is all compiled and recorded?"
+    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
