@@ -16,6 +16,7 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 HEARD_RATE = 16_000
 PATCH, MERGE, TIME_PATCH = 16, 2, 2
 _WINDOW, HOP, _BINS = 400, 160, 128
+_UNHEARD = -1e4  # added to the scores of what is not there
 
 
 def patches(pixels: Any) -> Any:
@@ -92,19 +93,21 @@ def hear(tower: Any, features: Any, tokens: Any) -> Any:
     hidden = tower.conv_out(hidden.permute(0, 3, 1, 2).flatten(2))
     hidden = hidden + tower.positional_embedding.positional_embedding[: hidden.shape[1]]
     hidden = hidden.reshape(count, -1, hidden.shape[-1])
-    real = torch.arange(hidden.shape[1], device=hidden.device) < tokens[:, None]
+    unreal = torch.arange(hidden.shape[1], device=hidden.device) >= tokens[:, None]
+    # Finite, so that no row's attention can be 0 / 0.
+    mask = torch.zeros_like(unreal, dtype=hidden.dtype).masked_fill(unreal, _UNHEARD)[:, None, None]
     for layer in tower.layers:
-        hidden = _heard_layer(layer, hidden, real[:, None, None])
+        hidden = _heard_layer(layer, hidden, mask)
     return tower.proj2(tower.act(tower.proj1(tower.ln_post(hidden))))
 
 
-def _heard_layer(layer: Any, hidden: Any, real: Any) -> Any:
+def _heard_layer(layer: Any, hidden: Any, mask: Any) -> Any:
     inner, attention = layer.self_attn_layer_norm(hidden), layer.self_attn
     query, key, value = (
         projection(inner).unflatten(-1, (attention.num_heads, -1)).transpose(1, 2)
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    found = F.scaled_dot_product_attention(query, key, value, attn_mask=real).transpose(1, 2).flatten(2)
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask).transpose(1, 2).flatten(2)
     hidden = hidden + attention.out_proj(found)
     return hidden + layer.fc2(layer.activation_fn(layer.fc1(layer.final_layer_norm(hidden))))
 

@@ -20,7 +20,7 @@ from training.nano_omni.dialogues import Dialogue, Medium
 from training.nano_omni.perception import HOP, Features, hear, heard_tokens, picture_tokens, positions, see
 
 log = logging.getLogger(__name__)
-_RATE = 1.5e-3
+_RATE = 1.2e-3
 _SPELLED = 0.3  # weight of the audio tower's own reading
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 _LETTERS_A_TOKEN = 3  # that the tower's own reading can have, blanks included: speech has some 14 a second
@@ -281,6 +281,15 @@ def width_of(parts: Sequence[Lines]) -> int:
     return -(-needed // 8) * 8
 
 
+def step(optimizer: Any, parameters: Sequence[Any]) -> Any:
+    """One step of a fused optimizer with clipped gradients, which changes nothing if a gradient is not finite; whether
+    that is so, as float32 on the device: 1 or 0."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    optimizer.found_inf = (~norm.isfinite()).float()  # as torch.amp.GradScaler tells it
+    optimizer.step()
+    return optimizer.found_inf
+
+
 def train(
     module: Any,
     parts: dict[Medium, Lines],
@@ -298,8 +307,11 @@ def train(
     thinker = Thinker(module, things).to(device)
     module.get_input_embeddings().requires_grad_(False)
     parameters = [value for value in thinker.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.98), weight_decay=0.02, fused=device == "cuda")
+    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.99), weight_decay=0.02, fused=True)
+    skipped = torch.zeros((), device=device)
     if device == "cuda":
+        # The backward of cuDNN's attention gives NaN on Hopper: https://github.com/pytorch/pytorch/issues/196678
+        torch.backends.cuda.enable_cudnn_sdp(False)
         # What cannot be compiled runs as it is, and the log says so.
         torch._dynamo.config.suppress_errors = True
         for layer in module.model.language_model.layers:
@@ -322,11 +334,12 @@ def train(
         loss = sum(weight * value for weight, value in zip(weights, losses, strict=True))
         optimizer.zero_grad()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
+        skipped += step(optimizer, parameters)
         if now.told:
             shown = ", ".join(f"{name} {value.item():.3f}" for name, value in zip(names, losses, strict=True))
-            log.info("thinker: step %d, %d %% of the time, %s", now.step, 100 * now.done, shown)
+            log.info(
+                "thinker: step %d, %d %% of the time, %d skipped, %s", now.step, 100 * now.done, skipped.item(), shown
+            )
         if now.kept:
             keep()
     module.eval()

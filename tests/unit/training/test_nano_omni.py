@@ -131,6 +131,25 @@ def test_a_thinker_learns_to_answer_and_its_table_stays(tokenizer, model, tmp_pa
     assert [len(ids) <= 3 for ids in thinker.answered(module, lines, thinker.Writer(tokenizer).end)] == [True]
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_step_whose_gradient_is_not_finite_changes_nothing(poison):
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2, 2))]
+    optimizer = torch.optim.AdamW(parameters, 0.1, weight_decay=0.5, fused=True)
+
+    def after(factor):
+        for value in parameters:
+            value.grad = torch.full_like(value, 0.3)
+        parameters[1].grad[0, 1] *= factor
+        skipped = thinker.step(optimizer, parameters).item()
+        state = [value for entry in optimizer.state.values() for value in entry.values()]
+        return skipped, [value.detach().clone() for value in (*parameters, *state)]
+
+    first, second, third = after(1.0), after(poison), after(1.0)
+    assert [skipped for skipped, _ in (first, second, third)] == [0, 1, 0]
+    torch.testing.assert_close(second[1], first[1], rtol=0, atol=0)
+    assert all(not torch.equal(*pair) and pair[0].isfinite().all() for pair in zip(third[1], first[1], strict=True))
+
+
 def test_scores_count_words_and_cap_what_is_wrong():
     asked = [dialogues.Dialogue(topic="hearing", turns=("", text), heard=text) for text in ("One two.", "Yes.")]
     found = thinker.scores(asked, ["One too.", "Yes it is so."])
