@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -91,6 +91,7 @@ _COLOUR: tuple[str, ...] = (
     "What colour is {thing}?",
     "Which colour does {thing} have?",
     "Tell me the colour of {thing}.",
+    "What is the colour of {thing}?",
 )
 
 
@@ -128,7 +129,11 @@ def _counting(chance: random.Random) -> Dialogue:
     if first == 1:
         forms: tuple[str, ...] = ("Count to {last}.", "Please count to {last}.", "Can you count to {last}?")
     else:
-        forms = ("Count from {first} to {last}.", "Please count from {first} to {last}.")
+        forms = (
+            "Count from {first} to {last}.",
+            "Please count from {first} to {last}.",
+            "Can you count from {first} to {last}?",
+        )
     return _simple("counting", chance, forms, answer, first=known.NUMBERS[first], last=known.NUMBERS[last])
 
 
@@ -299,3 +304,18 @@ def written(chance: random.Random, said: str) -> Dialogue | None:
 
 def _upper(text: str) -> str:
     return text[:1].upper() + text[1:]
+
+
+def words_of(text: str) -> list[str]:
+    """Without capitals and stops."""
+    return "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ").split()
+
+
+def word_errors(said: Sequence[str], found: Sequence[str]) -> int:
+    """Words to be changed, added or left out (Levenshtein, 1966)."""
+    row = list(range(len(found) + 1))
+    for number, word in enumerate(said, 1):
+        before, row = row, [number]
+        for place, other in enumerate(found, 1):
+            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (word != other)))
+    return row[-1]

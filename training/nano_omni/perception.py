@@ -1,6 +1,8 @@
 """Pictures and sounds as the thinker takes them, whole batches at once on the device: the arithmetic of transformers'
 image processor and feature extractor, and the positions that `get_rope_index` gives."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 HEARD_RATE = 16_000
 PATCH, MERGE, TIME_PATCH = 16, 2, 2
 _WINDOW, HOP, _BINS = 400, 160, 128
+_BAND, _MOMENT = 20, 10  # bins and frames, at most
 _UNHEARD = -1e4  # added to the scores of what is not there
 
 
@@ -46,33 +49,51 @@ class Features(torch.nn.Module):
         return (torch.maximum(heights, heights.amax((-2, -1), keepdim=True) - 8.0) + 4.0) / 4.0
 
 
-def see(tower: Any, pixels: Any) -> tuple[Any, list[Any]]:
+def masked(features: Any) -> Any:
+    """`features` [clips, _BINS, frames] without a random band of each and a random moment, for training (SpecAugment,
+    Park et al., 2019)."""
+    for most, shape in ((_BAND, (-1, 1)), (_MOMENT, (1, -1))):
+        size = features.shape[1 if shape[1] == 1 else 2]
+        chance = torch.rand(2, len(features), 1, 1, device=features.device)
+        width = most * chance[0]
+        place = torch.arange(size, device=features.device).view(shape) - chance[1] * (size - width)
+        features = features * ((place < 0) | (place >= width))
+    return features
+
+
+def see(tower: Any, pixels: Any, block: Callable[..., Any]) -> tuple[Any, list[Any]]:
     """What the vision tower gives, and its deepstack's layers: each [pictures, tokens, width]. One batched attention,
-    where transformers' own forward goes picture by picture."""
+    where transformers' own forward goes picture by picture. `block` is `seen_block`, or that compiled."""
     count, side = pixels.shape[0], pixels.shape[-1]
-    grid = torch.tensor([[1, side // PATCH, side // PATCH]])
-    places, weights = get_vision_interpolation_indices_and_weights(
-        grid,
-        num_grid_per_side=tower.num_grid_per_side,
-        mode=tower.interpolation_mode,
-        align_corners=tower.interpolation_align_corners,
-        spatial_merge_size=MERGE,
-    )
-    device = pixels.device
+    interpolation = (tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners)
+    places, weights, patch_positions = _geometry(side, pixels.device, *interpolation)
     filters = tower.patch_embed.proj
     hidden = F.linear(patches(pixels), filters.weight.flatten(1), filters.bias).view(count, -1, filters.out_channels)
-    hidden = hidden + (tower.pos_embed(places.to(device)) * weights.to(device)[:, :, None]).sum(1)
-    turns = tower.rotary_pos_emb(hidden, get_vision_position_ids(grid, MERGE).to(device))
+    hidden = hidden + (tower.pos_embed(places) * weights[:, :, None]).sum(1)
+    turns = tower.rotary_pos_emb(hidden, patch_positions)
     deep = []
-    for number, block in enumerate(tower.blocks):
-        hidden = _seen_block(block, hidden, *turns)
+    for number, module in enumerate(tower.blocks):
+        hidden = block(module, hidden, *turns)
         if number in tower.deepstack_visual_indexes:
             merger = tower.merger_list[tower.deepstack_visual_indexes.index(number)]
             deep.append(merger(hidden).view(count, picture_tokens(side), -1))
     return tower.merger(hidden).view(count, picture_tokens(side), -1), deep
 
 
-def _seen_block(block: Any, hidden: Any, cos: Any, sin: Any) -> Any:
+@cache  # what is copied from the host makes it wait for the device
+def _geometry(side: int, device: Any, per_side: int, mode: str, align_corners: bool) -> tuple[Any, Any, Any]:
+    grid = torch.tensor([[1, side // PATCH, side // PATCH]])
+    places, weights = get_vision_interpolation_indices_and_weights(
+        grid,
+        num_grid_per_side=per_side,
+        mode=mode,
+        align_corners=align_corners,
+        spatial_merge_size=MERGE,
+    )
+    return places.to(device), weights.to(device), get_vision_position_ids(grid, MERGE).to(device)
+
+
+def seen_block(block: Any, hidden: Any, cos: Any, sin: Any) -> Any:
     inner, attention = block.norm1(hidden), block.attn
     query, key, value = attention.qkv(inner).unflatten(-1, (3, attention.num_heads, -1)).unbind(2)
     query, key = apply_rotary_pos_emb_vision(query, key, cos, sin)
@@ -121,14 +142,13 @@ def picture_tokens(side: int) -> int:
     return (side // PATCH // MERGE) ** 2
 
 
-def positions(length: int, start: int | None, picture_side: int) -> Any:
+@cache
+def positions(length: int, start: int, picture_side: int, device: Any) -> Any:
     """Three positions [3, length] a token: those of text, but for a picture of `picture_side` pixels whose first token
-    is at `start` (None: there is none)."""
+    is at `start`."""
     plain = torch.arange(length).expand(3, -1)
-    if start is None:
-        return plain
     side = picture_side // PATCH // MERGE
     cells = torch.arange(side * side)
     inside = start + torch.stack([torch.zeros_like(cells), cells // side, cells % side])
     after = torch.arange(length - start - len(cells)).expand(3, -1) + start + side
-    return torch.cat([plain[:, :start], inside, after], dim=1)
+    return torch.cat([plain[:, :start], inside, after], dim=1).to(device)

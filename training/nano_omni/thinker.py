@@ -16,7 +16,8 @@ import torch
 from torch.nn import functional as F
 
 from training.budget import moments
-from training.nano_omni.dialogues import Dialogue, Medium
+from training.nano_omni import perception
+from training.nano_omni.dialogues import Dialogue, Medium, word_errors, words_of
 from training.nano_omni.perception import HOP, Features, hear, heard_tokens, picture_tokens, positions, see
 
 log = logging.getLogger(__name__)
@@ -155,24 +156,25 @@ class Thinker(torch.nn.Module):
     def __init__(self, module: Any, things: int = 1) -> None:
         super().__init__()
         self.module, self.features = module, Features()
+        self.block = perception.seen_block
         audio, vision = module.config.audio_config, module.config.vision_config
         self.spelling = torch.nn.Linear(audio.output_dim, _LETTERS_A_TOKEN * (1 + len(_LETTERS)))
         self.naming = torch.nn.Linear(vision.out_hidden_size, things)
 
     def group(self, lines: Lines, rows: Any, columns: int, *, vary: bool) -> Group:
         """Those rows of `lines`; what is heard is made a little different each time with `vary`."""
-        count, tokens = len(rows), 1
+        count, tokens, heard = len(rows), 1, None
         fields: dict[str, Any] = {}
         if lines.pixels is not None:
             tokens = picture_tokens(lines.pixels.shape[-1])
             fields = {"pixels": lines.pixels[rows].float() / 127.5 - 1, "things": lines.things[rows]}
         elif lines.samples is not None:
             features, frames = self._sounds(lines, rows, vary=vary)
-            tokens = heard_tokens(frames)
-            fields = {"features": features, "tokens": tokens}
+            heard = heard_tokens(frames)
+            fields = {"features": features, "tokens": heard}
             fields |= {"letters": lines.letters[rows], "lettered": lines.lettered[rows]}
         device = rows.device
-        many = torch.as_tensor(tokens, device=device).expand(count)[:, None]
+        many = torch.full((count, 1), tokens, device=device) if heard is None else heard[:, None]
         place = torch.arange(columns, device=device)
         source = torch.where(place < lines.media + many, place.clamp(max=lines.media), place - many + 1)
         source = source if lines.media >= 0 else place.expand(count, -1)
@@ -201,7 +203,7 @@ class Thinker(torch.nn.Module):
             noise = 10 ** (-4 + 2 * chance[4][:, None]) * torch.randn_like(sound)
             sound = sound * (0.4 + 0.8 * chance[3][:, None]) + noise
         frames = (total / HOP).floor().long()
-        features = self.features(sound)
+        features = perception.masked(self.features(sound)) if vary else self.features(sound)
         real = torch.arange(features.shape[-1], device=device) < frames[:, None]
         return features * real[:, None], frames
 
@@ -218,11 +220,11 @@ class Thinker(torch.nn.Module):
             added, tower = [torch.zeros_like(found)] * layers, None
             if one.pixels is not None:
                 side = one.pixels.shape[-1]
-                tower, added = see(core.visual, one.pixels)
+                tower, added = see(core.visual, one.pixels, self.block)
                 after = columns - one.media - tower.shape[1]
                 found = torch.cat([found[:, : one.media], tower.to(found), found[:, columns - after :]], 1)
                 added = [F.pad(values, (0, 0, one.media, after)) for values in added]
-                where = positions(columns, one.media, side).to(one.ids.device)[:, None].expand(-1, len(one.ids), -1)
+                where = positions(columns, one.media, side, one.ids.device)[:, None].expand(-1, len(one.ids), -1)
             elif one.features is not None:
                 tower = hear(core.audio_tower, one.features, one.tokens)
                 room = tower[:, : columns - one.media]
@@ -316,6 +318,7 @@ def train(
         torch._dynamo.config.suppress_errors = True
         for layer in module.model.language_model.layers:
             layer.compile(dynamic=False)
+        thinker.block = torch.compile(perception.seen_block, dynamic=False)
     columns = width_of(list(parts.values()))
     names: list[str] = list(parts)
     weights = [1.0] * len(parts)
@@ -369,17 +372,17 @@ def answered(module: Any, lines: Lines, end: int, *, batch: int = 256) -> list[l
 def scores(asked: Sequence[Dialogue], found: Sequence[str]) -> list[str]:
     """Of each topic how many answers are right to the letter, and how many words of what was heard."""
     right: dict[str, list[bool]] = {}
-    wrong = words = 0
+    wrong = count = 0
     for one, answer in zip(asked, found, strict=True):
         right.setdefault(_topic(one), []).append(answer == one.answer)
         if one.topic == "hearing":
-            said = _words(one.heard)
-            words += len(said)
-            wrong += min(len(said), _errors(said, _words(answer)))
+            said = words_of(one.heard)
+            count += len(said)
+            wrong += min(len(said), word_errors(said, words_of(answer)))
     whole = [value for values in right.values() for value in values]
     told = [f"{topic} {sum(v)} of {len(v)}" for topic, v in sorted(right.items())]
     lines = [f"{asked[0].medium}: {100 * sum(whole) / len(whole):.1f} % exact ({', '.join(told)})"]
-    lines += [f"heard words: {100 * (1 - wrong / words):.1f} % of {words}"] if words else []
+    lines += [f"heard words: {100 * (1 - wrong / count):.1f} % of {count}"] if count else []
     missed = [(one, answer) for one, answer in zip(asked, found, strict=True) if answer != one.answer]
     return lines + [f"  {one.answer!r} was {answer!r}" for one, answer in missed[:8]]
 
@@ -390,17 +393,3 @@ def _topic(one: Dialogue) -> str:
     if "background is" in one.answer or "It is" in one.answer or "There" in one.answer:
         return one.turns[-2]
     return "two things" if one.scene.right is not None else "one thing"
-
-
-def _words(text: str) -> list[str]:
-    return "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ").split()
-
-
-def _errors(said: Sequence[str], found: Sequence[str]) -> int:
-    """Words to be changed, added or left out (Levenshtein, 1966)."""
-    row = list(range(len(found) + 1))
-    for number, word in enumerate(said, 1):
-        before, row = row, [number]
-        for place, other in enumerate(found, 1):
-            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (word != other)))
-    return row[-1]

@@ -13,7 +13,7 @@ from stages.models.qwen3_omni.tiny_config import model_config
 from stages.models.qwen3_omni.tiny_weights import weights
 from training.nano_image.captions import Scene
 from training.nano_omni import codec, dialogues, layout, talker, thinker
-from training.nano_omni.perception import Features, patches
+from training.nano_omni.perception import Features, masked, patches
 from training.pack import pack
 
 TOPICS = {"capital", "sum", "colour", "opposite", "calendar", "counting", "spelling", "saying", "name", "unknown"}
@@ -30,6 +30,21 @@ def test_dialogues_are_held_out_or_not_and_of_every_topic():
         heard = dialogues.draw_heard(chance, unseen=False)
         assert heard.medium == "audio"
         assert heard.answer == heard.heard or heard.topic == "hearing a question"
+
+
+def test_every_fact_is_taught_in_some_words():
+    chance, makers = random.Random(6), [maker for _, maker in dialogues.SPOKEN if "sum" not in maker.__name__]
+    drawn = [maker(chance) for maker in makers for _ in range(4000)]
+    facts = [one for one in drawn if one.topic in ("colour", "counting", "capital", "opposite", "calendar", "spelling")]
+    assert {one.answer for one in facts} == {one.answer for one in facts if not dialogues.held_out(one)}
+
+
+def test_a_masked_sound_lacks_a_band_and_a_moment():
+    found = masked(torch.ones(40, 128, 500)) == 0
+    bands, moments = found.all(2), found.all(1)
+    assert torch.equal(found, bands[:, :, None] | moments[:, None])
+    assert 10 < bands.sum(1).amax() <= 20
+    assert 4 < moments.sum(1).amax() <= 10
 
 
 @pytest.fixture(scope="module")
