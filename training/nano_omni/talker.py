@@ -86,8 +86,8 @@ class Talker(torch.nn.Module):
     def forward(self, text: Any, codes: Any) -> Any:
         """Last hidden states [batch, rows, hidden]."""
         embeds = self._embedded(codes)
-        # Not an index: its gradient adds what is of one id, such as the one of silence, one after the other.
-        projected = F.embedding(text.clamp(min=0), self.module.text_projection(self.table))
+        # Not an index, whose gradient adds what is of one id, such as the one of silence, one after the other.
+        projected = _rows(self.module.text_projection(self.table).float(), text.clamp(min=0))
         return through(self.module.model, embeds + projected * (text != NONE)[..., None], (3, 1))
 
     def _tables(self) -> tuple[Any, ...]:
@@ -98,7 +98,7 @@ class Talker(torch.nn.Module):
         tables = self._tables()
         whole = torch.cat([*(table.weight for table in tables), torch.zeros_like(tables[0].weight[:1])])
         places = (codes + self.starts).masked_fill(codes == NONE, len(whole) - 1)
-        return F.embedding_bag(places.flatten(0, -2), whole, mode="sum").unflatten(0, codes.shape[:-1])
+        return _rows(whole, places).sum(-2)
 
     def first_codes(self, hidden: Any) -> Any:
         """Logits [..., talker vocabulary]."""
@@ -108,10 +108,15 @@ class Talker(torch.nn.Module):
         """Logits [frames, GROUPS - 1, CODES] from the rows' `hidden` [frames, hidden] and all `codes` [frames, GROUPS]:
         each group sees those before it."""
         predictor = self.module.code_predictor
-        known = [table(codes[:, group]) for group, table in enumerate(self._tables()[: GROUPS - 1])]
+        known = [_rows(table.weight, codes[:, group]) for group, table in enumerate(self._tables()[: GROUPS - 1])]
         found = through(predictor.model, torch.stack([hidden, *known], dim=1), (1,))[:, 1:]
         heads = torch.stack([head.weight for head in predictor.lm_head])
         return torch.einsum("fgh,gch->fgc", found, heads)
+
+
+def _rows(table: Any, places: Any) -> Any:
+    """Rows of `table` [any, width]: an embedding whose gradient, unlike the library's, a recording may have in it."""
+    return table.index_select(0, places.flatten()).unflatten(0, places.shape)
 
 
 @torch.no_grad()
@@ -146,8 +151,7 @@ def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, A
     some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=places.device)
     row = rows.first[some] + (torch.rand(len(some), device=places.device) * rows.frames[some]).long()
     right = rows.codes[some, row + 1]
-    at = some * hidden.shape[1] + row
-    logits = talker.other_codes(hidden.flatten(0, 1).index_select(0, at), right)
+    logits = talker.other_codes(_rows(hidden.flatten(0, 1), some * hidden.shape[1] + row), right)
     error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
     weights = _FADE ** torch.arange(GROUPS - 1, device=error.device)
     return first, (error.view(-1, GROUPS - 1) * weights / weights.sum()).sum(1).mean()

@@ -142,7 +142,7 @@ def train_codec(options: argparse.Namespace) -> None:
     frames = [one.frames for one in said]
     torch.backends.cudnn.benchmark = False  # every length comes a few times only
     coded = trained.coded(samples, frames)
-    used = [len(torch.unique(torch.cat([codes[group] for codes in coded]))) for group in range(layout.GROUPS)]
+    used = [len(group.unique()) for group in torch.cat(coded, dim=1)]
     log.info("codes used by group: %s", used)
     _keep(
         options,
