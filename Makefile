@@ -17,6 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 demo: $(STAMP)
 	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
+	$(BIN)/omni run recipe=qwen_image --prompt "a red heart on a blue background" --seed 5
 
 # In two processes, each with rings, ports and folders of its own. Unit tests first: they fail within a minute.
 test: $(STAMP) lint chromium
@@ -42,6 +43,7 @@ golden: $(STAMP)
 picture: $(STAMP) chromium
 	$(BIN)/python docs/timeline.py docs/timeline.svg
 	PYTHONPATH=. $(BIN)/python docs/playground.py docs/playground.png
+	PYTHONPATH=. $(BIN)/python docs/nano.py docs
 
 # The page of the server is tested in it. Debian's package; elsewhere, put a `chromium` into the PATH.
 chromium:

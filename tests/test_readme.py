@@ -24,7 +24,8 @@ from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
 from tests.integration.cli import ROOT, console_script, environment
 from tests.unit.omni_cli.inputs.media_samples import sound, tone
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+CARDS = sorted((ROOT / "stages").rglob("MODEL_CARD.md"))
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *CARDS]
 CARRIED = ("omni_cli", "stages", "conf", "recipes")
 FILES = ("Makefile", "pyproject.toml", "constraints.txt")
 RUN, EXCERPT, SHOWN = "sh", {"python", "yaml"}, {"json", "mermaid"}

@@ -202,7 +202,7 @@ class ModelConfig(ConfigModel):
     """Which weights are run."""
 
     path: Text | None = None
-    """Checkpoint folder, or the name of an embedded checkpoint, such as `tiny`; null is the family's default one."""
+    """Checkpoint folder, or the name of an embedded checkpoint (`nano`, `tiny`); null is the family's default one."""
     load_format: Literal["auto", "dummy"] = "auto"
     """`auto` loads the folder's weights, `dummy` makes random ones from its config alone."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -1,8 +1,10 @@
-"""Weights of embedded checkpoints as the repository holds them, 8 bits a value, and the way back to the published
+"""Weights of embedded checkpoints as the repository holds them, 8 or 4 bits a value, and the way back to the published
 layout, made once in omni's cache folder. Torch-free: the planner asks for it.
 
 Every file of a packed folder but its weights is as it is; `packed.safetensors` has every tensor as `FILE:NAME`. An int8
 tensor has beside it `FILE:NAME/scale`, float16, one value an entry of its first dimension, which it is multiplied with.
+So has a uint8 one, of 4 bits a value, each 8 too large: the low bits are the first half of the entries (the larger one,
+if their number is odd), the high bits the others.
 A tensor of five dimensions that the metadata's `shapes` (JSON, name to shape) lists has only the last entry of its
 third dimension; the others are 0.
 """
@@ -69,8 +71,10 @@ def _weights(path: Path) -> dict[str, dict[str, Any]]:
         shapes = json.loads((stored.metadata() or {}).get(SHAPES, "{}"))
         for key in sorted(name for name in stored.keys() if not name.endswith(SCALE)):  # noqa: SIM118  it is no dict
             values = stored.get_tensor(key)
-            if values.dtype == np.int8:
+            if values.dtype in (np.int8, np.uint8):
                 scale = stored.get_tensor(key + SCALE).astype(np.float32)
+                if values.dtype == np.uint8:
+                    values = np.concatenate([values & 15, values >> 4])[: len(scale)].astype(np.int8) - 8
                 values = values * scale.reshape(-1, *[1] * (values.ndim - 1))
             if key in shapes:
                 last, values = values, np.zeros(shapes[key], np.float32)

@@ -44,6 +44,8 @@ def test_the_wheel_holds_the_packages_their_data_and_the_licence(wheel):
     (metadata,) = (top for top in tops if top.endswith(".dist-info"))
     assert tops == {"omni_cli", "stages", metadata}
     assert {f"{metadata}/licenses/LICENSE", "omni_cli/server/static/index.html"} <= set(names)
+    kept = [path for path in (ROOT / "stages").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    assert {str(path.relative_to(ROOT)) for path in kept} <= set(names)
     for folder in ("conf", "recipes"):
         data = {f"omni_cli/{path.relative_to(ROOT)}" for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert data == {name for name in names if name.startswith(f"omni_cli/{folder}/")}

@@ -21,7 +21,7 @@ def tasks(*words: str, **options: object):
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("request.image.size=513x512", "the nearest are 512x512, 528x512"),
+        ("request.image.size=513x512", "the nearest are 512x512, 520x512"),
         ("request.image.size=100000x10000", "more than 4194304"),
         ("request.image.steps=0", "greater than or equal to 1"),
         ("request.image.format=webp request.image.size=16384x16", "a side has 16383 pixels at most; take png"),

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from PIL import Image
 
 from omni_cli.artifacts.audio import to_pcm16
 from omni_cli.config.library import bundled
+from omni_cli.eval.judges import Judges
 from omni_cli.inputs.conversation import from_prompt
 from stages.models.synthetic.expected import expected_audio, expected_mix
 from tests.integration.cli import Ended, check_trace, leaves_nothing, omni
@@ -119,21 +121,26 @@ def draw(ended: Ended) -> None:
     assert processes(ended) == {"painter.0"}
     drawn = {name: result["artifacts"][0] for name, result in ended.results.items()}
     sizes = {name: (artifact["width"], artifact["height"]) for name, artifact in drawn.items()}
-    assert sizes == {**dict.fromkeys(("boat", "two-0", "two-1", "again"), (64, 64)), "wide": (96, 32)}
+    assert sizes == {**dict.fromkeys(("heart", "two-0", "two-1", "again"), (64, 64)), "wide": (96, 32)}
     assert drawn["again"]["warnings"] == ["the given picture is 8x8 and was scaled to 64x64"]
     assert [ended.results[name]["seed"] for name in ("two-0", "two-1")] == [1, 2]
     names = {event["uid"]: event["request_id"] for event in ended.events if event["kind"] == "request_admitted"}
     rows = [row for event in ended.events if event["kind"] == "step_done" for row in event["rows"]]
     steps = Counter(names[row["uid"]] for row in rows if row["phase"] == "denoise")
-    assert steps == {"boat": 4, "wide": 7, "two-0": 4, "two-1": 4, "again": 2}  # half of its steps are the picture's
+    assert steps == {"heart": 4, "wide": 7, "two-0": 4, "two-1": 4, "again": 2}  # half of its steps are the picture's
+    judges = Judges(Path(json.loads((ended.run / "plan.json").read_bytes())["model"]["path"]))
     for name, artifact in drawn.items():
         with Image.open(ended.run / artifact["path"]) as picture:
             assert picture.format == ("WEBP" if name.startswith("two") else "PNG")
             assert picture.size == sizes[name]
             assert np.asarray(picture).std() > 10
+            if name in ("heart", "two-1"):
+                seen = judges.pictures(np.array(picture.convert("RGB")))
+                wanted = {"heart": ("red heart", "blue"), "two-1": ("green circle", "white")}[name]
+                assert (seen["thing"], seen["background"]) == wanted
             if name == "wide":
                 told = {"negative_prompt": "warm", "true_cfg_scale": "2.5", "seed": "1", "size": "96x32", "steps": "7"}
-                assert picture.text.items() >= {"prompt": "rain over the sea", **told}.items()
+                assert picture.text.items() >= {"prompt": "a yellow star on a black background", **told}.items()
 
 
 ECHOED = {"text": text, "speech": speech, "batch": batch, "dag": dag, "failure": failure}

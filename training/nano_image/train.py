@@ -69,7 +69,8 @@ def score(options: argparse.Namespace) -> None:
     from diffusers import QwenImagePipeline
 
     shutil.copyfile(options.out / "judge.safetensors", options.out / "checkpoint" / "judge.safetensors")
-    log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
+    size = pack(options.out / "checkpoint", options.out / "packed", coarse=("judge.safetensors",))
+    log.info("packed: %.1f MB", size / 1e6)
     drawings = load(options.out / "drawings.npz")
     unpacked = options.out / "unpacked"
     unpacked.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from stages.config import StageTuning
 from stages.models.checkpoint import read_json
+from stages.models.packed import unpacked
 from stages.models.pipeline_folder import own_defaults, parts_memory, pipeline_kind, pipeline_problems
 from stages.models.qwen_image import tiny
 from stages.models.qwen_image.measured import sized, step_flops
@@ -126,6 +127,7 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         has_weights=True,
         check_model=check_model,
         embedded={
+            "nano": lambda: unpacked(Path(__file__).parent / "nano", "nano-image"),
             "tiny": lambda: embedded(tiny.NAME, tiny.__name__),
             **{name: partial(embedded, tiny.named(kind), tiny.__name__, kind) for name, kind in tiny.EDITS.items()},
         },

@@ -1,5 +1,5 @@
 """The tiny checkpoint: a random Qwen-Image of about 0.3 M parameters in the published layout, built once into a cache
-folder. It is the embedded default of the family and what the tests run.
+folder. The tests run it: it is small, and `model.path=tiny` names it.
 
 The modules' own classes know their tensors, so that a process of its own builds it: importing this module imports no
 torch. Fetches nothing.

@@ -135,10 +135,10 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
     whole, packed, unpacked = (tmp_path / name for name in ("whole", "packed", "unpacked"))
     save(pipeline, whole, layout.DEFAULTS)
     judge.save(reader, whole / "judge.safetensors")
-    size = pack(whole, packed)
+    size = pack(whole, packed, coarse=("judge.safetensors",))
     unpacked.mkdir()
     unpack(packed, unpacked)
-    assert size < 7.2e6
+    assert size < 6.8e6
     assert check_model(str(unpacked), "auto") == ()
     known = image(str(unpacked))
     assert (known.multiple, known.width, known.steps) == (8, 64, 8)
@@ -150,7 +150,7 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
         before, after = (one.state_dict() for one in found)
         assert before.keys() == after.keys()
         for name, values in before.items():
-            bound = values.abs().max() / 127 + 1e-3
+            bound = values.abs().max() / (14 if part == "judge" else 127) + 1e-3
             assert (values - after[name]).abs().max() <= bound, f"{part} {name}"
     found = score.measure(score.pipeline_draw(loaded, steps=1, true_cfg_scale=3.0), again, few, pictures=1, seed=1)
     assert [line.pictures for line in found] == [1] * 4

@@ -17,6 +17,8 @@ STILL = np.arange(8, dtype=np.int8).reshape(2, 2, 1, 1, 2)
 TENSORS = {
     "model.safetensors:matrix": np.array([[127, -1], [2, 0]], np.int8),
     "model.safetensors:matrix/scale": np.array([0.5, 2.0], np.float16),
+    "model.safetensors:coarse": np.array([[0x0F, 0x81], [0x79, 0x08]], np.uint8),
+    "model.safetensors:coarse/scale": np.array([1.0, 0.5, 2.0], np.float16),
     "model.safetensors:bias": np.array([0.25, -3.0], np.float16),
     "vae/weights.safetensors:still": STILL,
     "vae/weights.safetensors:still/scale": np.array([1.0, 2.0], np.float16),
@@ -42,6 +44,7 @@ def test_values_are_steps_times_their_scale_and_files_are_as_they_were(packed):
     folder = Path(unpacked(packed, "nano"))
     found = load_file(folder / "model.safetensors")
     assert found["matrix"].tolist() == [[63.5, -0.5], [4.0, 0.0]]
+    assert found["coarse"].tolist() == [[7, -7], [0.5, 0], [-16, 0]]
     assert found["bias"].tolist() == [0.25, -3.0]
     still = load_file(folder / "vae" / "weights.safetensors")["still"]
     assert still.shape == (2, 2, 3, 1, 2)
