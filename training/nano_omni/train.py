@@ -260,6 +260,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
+    # Its backward gives NaN on Hopper: https://github.com/pytorch/pytorch/issues/196678
+    torch.backends.cuda.enable_cudnn_sdp(False)
     options.out.mkdir(parents=True, exist_ok=True)
     for part in PARTS if options.part == "all" else (options.part,):
         log.info("%s", part)
