@@ -175,7 +175,7 @@ def train(
     and at the end; `record`: as in Step."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
-    talker = Talker(module.to(device), table.to(device))
+    talker = Talker(module, table).to(device)
     if record and device == "cuda":
         for layer in (*module.model.layers, *module.code_predictor.model.layers):
             layer.compile()
