@@ -120,7 +120,7 @@ class DiffusionRunner:
             picture = self._pictures[uid] = self._picture(request, "warm up")
             picture.conditions = tuple(self._stepper.blank() for _ in picture.texts)
             picture.canvas = self._stepper.begin(picture.image, request.seed)
-            picture.pixels = tuple(torch.zeros(*size, 3, dtype=torch.uint8) for size in image.pictures)
+            picture.pixels = tuple(torch.zeros(high, wide, 3, dtype=torch.uint8) for wide, high in image.pictures)
         uids = tuple(self._pictures)
         steps = self._pictures[_WARM_UP].asks.steps if self._denoises else 0
         for phase in ["encode"] * self._encodes + ["denoise"] * steps + ["decode"] * self._decodes:
@@ -140,7 +140,8 @@ class DiffusionRunner:
         if image is None:
             raise RequestRefused("the request does not say how to draw (request.image)")
         texts = (prompt, image.negative_prompt or "") if image.guided else (prompt,)
-        asks = replace(self._stepper.denoising(image), preview_every=image.preview_every)
+        asks = self._stepper.denoising(image)
+        asks = replace(asks, pictures=len(image.pictures), preview_every=image.preview_every)
         return _Picture(request, image, texts, asks)
 
     def denoising(self, uid: int) -> Denoising:

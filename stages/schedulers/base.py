@@ -77,12 +77,13 @@ class RowProgress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Denoising:
     """What a request asks of a `diffusion` stage: `steps` steps, each over `tokens` latent tokens, those of its
-    unconditional row included. Requests of one `shape` can share a step. After every `preview_every` steps the latents
-    are decoded as they are; 0 is never."""
+    unconditional row included. Requests of one `shape` can share a step. `pictures` are to be encoded before it. After
+    every `preview_every` steps the latents are decoded as they are; 0 is never."""
 
     steps: int
     tokens: int
     shape: tuple[int | str, ...]
+    pictures: int = 0
     preview_every: int = 0
 
 

@@ -111,14 +111,16 @@ class DiffusionScheduler(StreamScheduler):
         return not taken or taken + job.asks.tokens <= self._budget
 
     def _choose(self, work: _Work, jobs: list[_Job]) -> list[_Job]:
-        """All that wait are encoded together: their texts are short. One is decoded, as a picture takes its time; a few
-        of one shape where nobody waits for that."""
+        """Texts are short: all that wait are encoded together. Pictures take their time: where others wait for that,
+        those of one request are encoded, and one is decoded; else all, and a few of one shape."""
+        waited_for = any(job.work != work for job in self._running.values())
         if work == "encode":
-            return jobs
+            brought = [job for job in jobs if job.asks.pictures]
+            return [job for job in jobs if job not in brought[1:]] if waited_for else jobs
         if work == "decode":
             first = jobs[0].asks
             most = min(DECODES, self._budget // first.tokens)
-            if most < 2 or any(job.work != "decode" for job in self._running.values()):
+            if most < 2 or waited_for:
                 return jobs[:1]
             return [job for job in jobs if job.asks.shape == first.shape][:most]
         longest = max(jobs, key=lambda job: job.waited)

@@ -24,8 +24,8 @@ class Stage:
         self.log: list[tuple[str, tuple[int, ...]]] = []
         self.decodes = options.get("decodes", True)
 
-    def add(self, uid, steps=3, shape=SMALL, tokens=16, preview_every=0):
-        self.asks[uid] = Denoising(steps=steps, tokens=tokens, shape=shape, preview_every=preview_every)
+    def add(self, uid, steps=3, shape=SMALL, tokens=16, **others):
+        self.asks[uid] = Denoising(steps=steps, tokens=tokens, shape=shape, **others)
         request = StageRequest(uid=uid, seed=0, inputs=(), consumers=(), outputs=("image",))
         assert self.scheduler.add(request, {})
         self.scheduler.size(uid, 1)
@@ -98,6 +98,19 @@ def test_encoding_and_decoding_neither_stall_those_who_denoise_nor_starve():
     assert between["decode"] <= between["denoise"]
     assert sum(kind == "decode" for kind, _ in before_0_ends) == 19  # nobody waited for the long one's end
     assert all(len(uids) == 1 for kind, uids in before_0_ends if kind == "decode")
+
+
+def test_of_those_with_pictures_one_is_encoded_between_two_steps_and_all_where_nobody_waits():
+    stage = Stage()
+    stage.add(0, steps=5, pictures=1), stage.add(1, steps=5, pictures=2)
+    assert stage.step() == ("encode", (0, 1))
+    stage.step()
+    for uid, pictures in ((2, 1), (3, 0), (4, 2), (5, 0)):
+        stage.add(uid, pictures=pictures)
+    assert stage.step() == ("encode", (2, 3, 5))
+    assert stage.step() == ("denoise", (0, 1, 2, 3, 5))
+    assert stage.step() == ("encode", (4,))
+    assert stage.run().counts() == {0: 5, 1: 5, **dict.fromkeys(range(2, 6), 3)}
 
 
 def test_where_nobody_denoises_a_few_of_one_shape_are_decoded_together():
@@ -255,6 +268,7 @@ REQUEST = st.tuples(
     st.sampled_from((16, 32)),
     st.none() | st.integers(1, 12),  # steps of the stage until it is cancelled
     st.sampled_from((0, 1, 2)),  # steps from preview to preview
+    st.sampled_from((0, 2)),  # pictures
 )
 
 
@@ -264,9 +278,9 @@ def test_whatever_comes_and_goes_all_get_their_steps_and_nobody_starves(requests
     stage = Stage(max_batch=max_batch, step_tokens=budget)
     cancelled, at, encoded = set(), 0, {}
     while True:
-        for uid, (comes, steps, shape, tokens, leaves, every) in enumerate(requests):
+        for uid, (comes, steps, shape, tokens, leaves, every, pictures) in enumerate(requests):
             if comes == at:
-                stage.add(uid, steps=steps, shape=shape, tokens=tokens, preview_every=every)
+                stage.add(uid, steps=steps, shape=shape, tokens=tokens, preview_every=every, pictures=pictures)
             if leaves is not None and at == comes + leaves and uid in stage.scheduler:
                 stage.scheduler.abort(uid)
                 cancelled.add(uid)
