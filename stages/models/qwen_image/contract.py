@@ -13,9 +13,9 @@ from stages.models.qwen_image.measured import sized, step_flops
 from stages.models.random_weights import embedded
 from stages.models.registry import FamilyContract, ImageContract, InputContract, StageContract
 
-EDITED_PIXELS = 1024 * 1024  # as which a picture is encoded that is edited
+EDITED_PIXELS = 1024 * 1024  # to which a picture that is edited is scaled for the VAE
 EDITS = {"QwenImageEditPipeline": (1, EDITED_PIXELS), "QwenImageEditPlusPipeline": (8, 384 * 384)}
-"""How many pictures a pipeline edits at most, and as how many pixels the text encoder sees each."""
+"""How many pictures a pipeline edits at most, and how many pixels of each the text encoder sees."""
 MOST_PIXELS = 2048 * 2048
 # What diffusers' pipeline takes where nothing is said.
 _SIDE, _STEPS, _TRUE_CFG_SCALE, _STRENGTH = 1024, 50, 4.0, 0.6
@@ -77,7 +77,7 @@ def image(model_path: str) -> ImageContract:
 
 
 def edited(folder: Path) -> tuple[int, int]:
-    """As how many pixels a picture that is edited is encoded, and as how many it is seen. Raises CheckpointError."""
+    """Pixels of a picture that is edited, for the VAE and for the text encoder. Raises CheckpointError."""
     own, (_, seen) = own_defaults(folder), EDITS[pipeline_kind(folder)]
     return int(own.get("edited_pixels", EDITED_PIXELS)), int(own.get("seen_pixels", seen))
 

@@ -13,7 +13,6 @@ from typing import Any
 import diffusers
 import torch
 from PIL import Image
-from torch import nn
 from transformers import AutoTokenizer, Qwen2VLProcessor
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
@@ -28,7 +27,7 @@ from stages.runners.stepper import Condition
 from stages.schedulers.base import Denoising
 
 _MOST_UNEVEN = 100
-"""How often one side of a picture has the other: the image processor takes 200, of a picture that has been rounded."""
+"""How many times as long as the other a side may be: the image processor takes 200, after the sides are rounded."""
 
 
 class QwenImageEditStepper(QwenImageStepper):
@@ -70,7 +69,7 @@ class QwenImageEditStepper(QwenImageStepper):
         return Condition(embeds[0], tokens=len(embeds[0]), seen_tokens=sum(counted))
 
     def encode_picture(self, image: ImageParams, pixels: torch.Tensor, seed: int) -> torch.Tensor:
-        """As it stands in a row: [1, tokens, features]."""
+        """Packed, as it stands in a row: [1, tokens, features]."""
         pipeline, scaled = self._pipeline, self._scaled(pixels, self._edited)
         values = pipeline.image_processor.preprocess(scaled).unsqueeze(2).to(self._device, pipeline.vae.dtype)
         pipeline.vae.use_tiling = pipeline.vae.use_slicing = False
@@ -83,18 +82,6 @@ class QwenImageEditStepper(QwenImageStepper):
         across, down = fitted(area, width, height)
         scaled: Image.Image = self._pipeline.image_processor.resize(Image.fromarray(pixels.numpy()), down, across)
         return scaled
-
-    def predict(
-        self,
-        transformer: nn.Module,
-        image: ImageParams,
-        latents: torch.Tensor,
-        timesteps: torch.Tensor,
-        conditions: Sequence[Condition],
-    ) -> torch.Tensor:
-        pictures = torch.cat([condition.pictures for condition in conditions if condition.pictures is not None])
-        rows = torch.cat([latents, pictures], dim=1)
-        return super().predict(transformer, image, rows, timesteps, conditions)[:, : latents.shape[1]]
 
 
 class _Processor(Qwen2VLProcessor):  # type: ignore[misc]

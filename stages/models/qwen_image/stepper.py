@@ -162,15 +162,16 @@ class QwenImageStepper:
         conditions: Sequence[Condition],
     ) -> torch.Tensor:
         texts = [condition.embeds for condition in conditions]
+        pictures = [condition.pictures for condition in conditions if condition.pictures is not None]
         predicted: torch.Tensor = transformer(
-            hidden_states=latents,
+            hidden_states=torch.cat([latents, torch.cat(pictures)], dim=1) if pictures else latents,
             timestep=timesteps.to(latents.dtype) / 1000,
             encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),
             attention_kwargs={"text_lengths": torch.tensor([len(text) for text in texts])},
             img_shapes=[self._grids(image)] * len(conditions),
             return_dict=False,
         )[0]
-        return predicted
+        return predicted[:, : latents.shape[1]]
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:
         guided = unwanted + scale * (wanted - unwanted)
