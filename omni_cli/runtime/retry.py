@@ -24,7 +24,7 @@ class Retries:
         self._plan = plan
         self._books = books
         self._flights = flights
-        self._keeping = {stage.name for stage in plan.stages if stage.retry and not stage.unrepeatable}
+        self._keeping = {stage.name for stage in plan.stages if stage.retry}
         self._slots: Counter[tuple[str, str, int]] = Counter()  # kept, by consumer and life of the producer: a ring
         self._bytes: Counter[tuple[str, str, int]] = Counter()
 
@@ -87,8 +87,6 @@ class Retries:
         fed = [consumer for (producer, consumer), s in record.streams.items() if producer == stage and s.put]
         if fed:
             return f"it has handed a message to {' and '.join(fed)}"
-        if plan.unrepeatable:
-            return plan.unrepeatable
         if stage in flight.crowded:
             (key,) = (edge.key for edge in plan.inputs if edge.slots)
             return f"its ring had no room to keep its input: raise {key}.ring_bytes, or slots"
