@@ -6,7 +6,6 @@ Source: Liu et al., "Flow Straight and Fast" (arXiv:2209.03003), with time drawn
 import copy
 import logging
 import random
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -27,7 +26,6 @@ from training.repeat import Step, half
 log = logging.getLogger(__name__)
 _RATE = 1e-3
 _DECAY, _MEAN_EVERY = 0.995, 4
-_KEEP_SECONDS = 60.0
 _UNCONDITIONED = 0.1
 _PAIRS = 0.5
 
@@ -87,7 +85,6 @@ def train(
     seed: int,
     record: bool,
     keep: Callable[[Any], None] = lambda pipeline: None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Any:
     """diffusers' pipeline, all its parts trained, float32. `scenes` are drawn beforehand and seen again and again;
     `keep` gets the pipeline as it is every minute; `record`: as in Step."""
@@ -117,16 +114,14 @@ def train(
 
     step = Step(loss, model.parameters(), device=device, record=record)
     live, slow = list(model.parameters()), list(mean.parameters())
-    kept = clock()
     for now in moments(seconds):
         found = step(now.rate(_RATE))
         if now.step % _MEAN_EVERY == 0:
             decay = min(_DECAY, now.step / (now.step + 10 * _MEAN_EVERY))
             get_ema_multi_avg_fn(decay)(slow, live, None)
-        if clock() - kept > _KEEP_SECONDS:
-            kept = clock()
+        if now.kept:
             keep(_pipeline(mean, autoencoder, tokenizer))
-        if now.step % 250 == 0:
+        if now.told:
             log.info("denoiser: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
     log.info("denoiser: %d steps", now.step + 1)
     return _pipeline(mean, autoencoder, tokenizer)

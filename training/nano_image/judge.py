@@ -40,7 +40,7 @@ def train(
     step = Step(loss, judge.parameters(), device=device, record=record)
     for now in moments(seconds):
         found = step(now.rate(_RATE))
-        if now.step % 250 == 0:
+        if now.told:
             log.info("judge: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
     log.info("judge: %d steps", now.step + 1)
     judge.eval()

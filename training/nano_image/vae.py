@@ -44,7 +44,7 @@ def train(
         step = Step(loss, model.parameters(), device=device, record=record, weight_decay=1e-4)
         for now in moments(seconds):
             found = step(now.rate(_RATE))
-            if now.step % 250 == 0:
+            if now.told:
                 log.info("vae: step %d, %d %% of the time, loss %.4f", now.step, 100 * now.done, found.item())
         log.info("vae: %d steps", now.step + 1)
         return _finished(model, scenes, painter, batch)
