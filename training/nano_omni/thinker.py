@@ -19,6 +19,7 @@ from training.budget import moments
 from training.nano_omni import perception
 from training.nano_omni.dialogues import Dialogue, Medium, word_errors, words_of
 from training.nano_omni.perception import HOP, Features, hear, heard_tokens, picture_tokens, positions, see
+from training.repeat import Step
 
 log = logging.getLogger(__name__)
 _RATE = 1.2e-3
@@ -80,7 +81,7 @@ class Lines:
     is in column `media` of all (-1: none); `first` [n]: the answer's first column; `answers` [n, longest answer], with
     its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side] and `things` [n, 2], left and right; or `samples`
     int16, all sounds, of which one begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1,
-    and `lettered` [n]; `longest_s` in samples, known to the host."""
+    and `lettered` [n]; `longest_samples`, known to the host."""
 
     ids: Any
     first: Any
@@ -93,7 +94,7 @@ class Lines:
     lengths: Any = None
     letters: Any = None
     lettered: Any = None
-    longest_s: int = 0
+    longest_samples: int = 0
 
 
 def lines_of(
@@ -130,7 +131,7 @@ def lines_of(
     on_device = {name: value.to(device) for name, value in fields.items()}
     if pixels is not None:
         on_device["pixels"] = pixels.to(device)
-    return Lines(media=columns.pop(), longest_s=max(map(len, sounds), default=0), **on_device)
+    return Lines(media=columns.pop(), longest_samples=max(map(len, sounds), default=0), **on_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +191,7 @@ class Thinker(torch.nn.Module):
         before, after = (chance[1] * _AROUND).floor(), (chance[2] * _AROUND).floor()
         length = lines.lengths[rows]
         total = (before + length / speed + after).floor()
-        most = round(lines.longest_s / _SLOWEST) + 2 * _AROUND
+        most = round(lines.longest_samples / _SLOWEST) + 2 * _AROUND
         chunk = 100 * HOP
         most = -(-most // chunk) * chunk
         place = (torch.arange(most, device=device) - before[:, None]) * speed[:, None]
@@ -278,18 +279,9 @@ def width_of(parts: Sequence[Lines]) -> int:
     for one in parts:
         media = 1 if one.pixels is None else picture_tokens(one.pixels.shape[-1])
         if one.samples is not None:
-            media = int(heard_tokens(torch.tensor((round(one.longest_s / _SLOWEST) + 2 * _AROUND) // HOP)))
+            media = int(heard_tokens(torch.tensor((round(one.longest_samples / _SLOWEST) + 2 * _AROUND) // HOP)))
         needed = max(needed, one.ids.shape[1] + media - 1)
     return -(-needed // 8) * 8
-
-
-def step(optimizer: Any, parameters: Sequence[Any]) -> Any:
-    """One step of a fused optimizer with clipped gradients, which changes nothing if a gradient is not finite; whether
-    that is so, as float32 on the device: 1 or 0."""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-    optimizer.found_inf = (~norm.isfinite()).float()  # as torch.amp.GradScaler tells it
-    optimizer.step()
-    return optimizer.found_inf
 
 
 def train(
@@ -309,11 +301,7 @@ def train(
     thinker = Thinker(module, things).to(device)
     module.get_input_embeddings().requires_grad_(False)
     parameters = [value for value in thinker.parameters() if value.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, _RATE, betas=(0.9, 0.99), weight_decay=0.02, fused=True)
-    skipped = torch.zeros((), device=device)
     if device == "cuda":
-        # The backward of cuDNN's attention gives NaN on Hopper: https://github.com/pytorch/pytorch/issues/196678
-        torch.backends.cuda.enable_cudnn_sdp(False)
         # What cannot be compiled runs as it is, and the log says so.
         torch._dynamo.config.suppress_errors = True
         for layer in module.model.language_model.layers:
@@ -325,24 +313,26 @@ def train(
     for medium, name, weight in (("image", "things", _NAMED), ("audio", "letters", _SPELLED)):
         if medium in parts:
             names, weights = [*names, name], [*weights, weight]
-    for now in moments(seconds):
-        optimizer.param_groups[0]["lr"] = now.rate(_RATE, flat=0.4)
+
+    def loss() -> Any:
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             groups = []
             for medium, lines in parts.items():
                 rows = torch.randint(len(lines.ids), (max(1, round(_SHARES[medium] * batch)),), device=device)
                 with torch.no_grad(), torch.autocast(device, enabled=False):
                     groups.append(thinker.group(lines, rows, columns, vary=True))
-            losses = thinker.losses(groups)
-        loss = sum(weight * value for weight, value in zip(weights, losses, strict=True))
-        optimizer.zero_grad()
-        loss.backward()
-        skipped += step(optimizer, parameters)
+            found = zip(weights, thinker.losses(groups), strict=True)
+            return torch.stack([weight * value for weight, value in found])
+
+    step = Step(loss, parameters, device=device, record=False, weight_decay=0.02)
+    for now in moments(seconds):
+        found = step(now.rate(_RATE, flat=0.4))
         if now.told:
-            shown = ", ".join(f"{name} {value.item():.3f}" for name, value in zip(names, losses, strict=True))
+            losses = zip(names, weights, found.tolist(), strict=True)
             log.info(
-                "thinker: step %d, %d %% of the time, %d skipped, %s", now.step, 100 * now.done, skipped.item(), shown
-            )
+                "thinker: step %d, %d %% of the time, %d skipped, %s", now.step, 100 * now.done, step.skipped.item(),
+                ", ".join(f"{name} {value / weight:.3f}" for name, weight, value in losses),
+            )  # fmt: skip
         if now.kept:
             keep()
     module.eval()
