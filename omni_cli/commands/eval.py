@@ -23,8 +23,8 @@ def evaluate(
 ) -> None:
     """Ask a checkpoint what it should know, and print the scores of its answers.
 
-    As `omni run` asks. A judge whose package is missing is named, and what it would have judged is `skipped`. Exit code
-    1 if a request failed.
+    Asks on the same path as `omni run`. A judge whose package is missing is named, and what it would have judged is
+    `skipped`. Exit code 1 if a request failed.
     """
     from omni_cli.eval.evaluate import evaluate
 

@@ -216,6 +216,7 @@ class DiffusionRunner:
         edited = torch.cat(latents, dim=1) if latents and start is None else None
         seen = () if edited is None else picture.pixels
         picture.conditions = tuple(replace(self._condition(text, seen), pictures=edited) for text in picture.texts)
+        picture.pixels = ()  # of any size, and for the rest of its life of no use
         picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
         prompt = picture.conditions[0]
         picture.counts = {_PROMPT_TOKENS: prompt.tokens, _SEEN_TOKENS: prompt.seen_tokens}

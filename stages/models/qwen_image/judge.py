@@ -37,6 +37,7 @@ class Judge(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 
 def load(path: Path) -> Judge:
+    """On the CPU, in float32, ready to read. Raises FileNotFoundError."""
     weights = {name: values.float() for name, values in load_file(path).items()}
     judge = Judge(*(len(values) for name, values in weights.items() if name.startswith("heads") and values.ndim == 1))
     judge.load_state_dict(weights)
