@@ -29,7 +29,7 @@ _ALIVE_BODY = json.dumps({"status": "alive"}).encode()
 _ALIVE = _HEAD % (b"200 OK", b"", len(_ALIVE_BODY)) + _ALIVE_BODY
 _LIVE = re.compile(rb"(GET|HEAD) /health/live[ ?]")
 _PATIENCE_S = 2.0
-_AT_ONCE = 32  # connections: who says nothing holds up nobody else
+_AT_ONCE = 32  # connections: who says nothing holds up nobody else. More wait unaccepted, and take no descriptor
 
 
 class Starting:
@@ -39,6 +39,7 @@ class Starting:
         self._listening = listening
         self._stop, self._stopped = socket.socketpair()
         self._stopped.settimeout(ACCEPT_AGAIN_S)
+        self._places = threading.Semaphore(_AT_ONCE)
         self._thread = threading.Thread(target=self._answer_all, name="omni:starting", daemon=True)
 
     def __enter__(self) -> "Starting":
@@ -50,6 +51,7 @@ class Starting:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._stop.close()
+        self._places.release()
         self._thread.join()
         self._stopped.close()
 
@@ -58,19 +60,20 @@ class Starting:
         with selectors.DefaultSelector() as ready:
             ready.register(self._listening, selectors.EVENT_READ)
             ready.register(self._stopped, selectors.EVENT_READ)
-            while True:
+            while self._places.acquire():
                 if any(key.fileobj is self._stopped for key, _ in ready.select()):
                     answering.shutdown(wait=False, cancel_futures=True)  # who is listened to is still answered
                     return
                 try:
                     client, _ = self._listening.accept()
                 except OSError as error:
+                    self._places.release()
                     if error.errno in NO_DESCRIPTOR:
                         log.warning(HAS_TO_WAIT, reason(error))
                         with contextlib.suppress(TimeoutError):
                             self._stopped.recv(1)
                     continue  # otherwise the client has left already
-                answering.submit(_answer, client)
+                answering.submit(_answer, client).add_done_callback(lambda _: self._places.release())
 
 
 def _answer(client: socket.socket) -> None:

@@ -29,6 +29,7 @@ KINDS: dict[type[Event], str] = {c: re.sub(r"(?<!^)(?=[A-Z])", "_", c.__name__).
 _UNWRITTEN = {(PayloadRef, "inline")}
 _RENAMED = {"t_ns": "t"}
 _HEADER = ("kind", "src", "n")
+_END = 1 << 63  # of every integer: other tools have 64 bits for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,9 @@ def _decode_line(data: dict[str, Any]) -> TraceEvent:
         raise CodecError(f"kind: no event is called {kind!r}")
     if cls is RunStarted and data.get("schema") != SCHEMA:
         raise CodecError(f"schema: written in version {data.get('schema')!r}, this omni reads version {SCHEMA}")
-    if not isinstance(source, str) or type(ordinal) is not int:
-        raise _fail("n", "int", ordinal) if isinstance(source, str) else _fail("src", "str", source)
-    return TraceEvent(source=source, ordinal=ordinal, event=_decoder(cls)("", data))
+    if not isinstance(source, str):
+        raise _fail("src", "str", source)
+    return TraceEvent(source=source, ordinal=_decode_int("n", ordinal), event=_decoder(cls)("", data))
 
 
 def _slowly(line: bytes | str) -> Any:
@@ -89,6 +90,10 @@ def _keys(cls: type) -> list[tuple[str, str, Any]]:
     written = [f.name for f in fields(cls) if (cls, f.name) not in _UNWRITTEN]
     written.sort(key=lambda name: name != "t_ns")
     return [(name, _RENAMED.get(name, name), hints[name]) for name in written]
+
+
+def _is_time(field: str) -> bool:
+    return field.endswith("_ns")
 
 
 # Encoding. A run of 10,000 events a second leaves some microseconds for each, in a thread that shares a core with the
@@ -184,7 +189,9 @@ def _fail(where: str, expected: str, value: Any) -> CodecError:
 @functools.cache
 def _decoder(hint: Hashable) -> _Decoder:
     origin, args = get_origin(hint), get_args(hint)
-    if hint in (int, str, bool):
+    if hint is int:
+        return _decode_int
+    if hint in (str, bool):
         return _decode_exact(hint)
     if hint is float:
         return _decode_float
@@ -211,9 +218,23 @@ def _decode_exact(cls: type) -> _Decoder:
     return decode_exact
 
 
+def _decode_int(where: str, value: Any) -> int:
+    if type(value) is not int or not -_END <= value < _END:
+        raise _fail(where, "int of 64 bits" if type(value) is int else "int", value)
+    return value
+
+
+def _decode_time(where: str, value: Any) -> int:
+    if _decode_int(where, value) < 0:
+        raise _fail(where, "a time from 0 on", value)
+    return int(value)
+
+
 def _decode_float(where: str, value: Any) -> float:
-    if type(value) in (int, float):
-        return float(value)
+    if type(value) is float:
+        return value
+    if type(value) is int:
+        return float(_decode_int(where, value))
     if isinstance(value, dict) and value.keys() == {"float"} and value["float"] in ("inf", "-inf", "nan"):
         return float(value["float"])
     raise _fail(where, "float", value)
@@ -255,7 +276,7 @@ def _decode_tuple(hints: tuple[Any, ...]) -> _Decoder:
 
 
 def _decode_dataclass(cls: Any) -> _Decoder:
-    plan = [(field, key, _decoder(hint)) for field, key, hint in _keys(cls)]
+    plan = [(field, key, _decode_time if _is_time(field) else _decoder(hint)) for field, key, hint in _keys(cls)]
     expected = {key for _, key, _ in plan}
 
     def decode_dataclass(where: str, value: Any) -> Any:
@@ -282,10 +303,12 @@ def _refuse() -> Any:
 _TAKER_NAMES: dict[str, Any] = {"new": object.__new__, "refuse": _refuse}
 
 
-def _taken(hint: Any, value: str) -> str:
+def _taken(hint: Any, value: str, least: int = -_END) -> str:
     """Python source of an expression for what the JSON value `value`, itself source, means as `hint`."""
     origin, args = get_origin(hint), get_args(hint)
-    if hint in (int, str, bool):
+    if hint is int:
+        return f"({value} if {value}.__class__ is int and {least} <= {value} < {_END} else refuse())"
+    if hint in (str, bool):
         return f"({value} if {value}.__class__ is {hint.__name__} else refuse())"
     if is_dataclass(hint):
         return f"{_compile_taker(hint)}({value})"
@@ -313,7 +336,9 @@ def _compile_taker(cls: Any) -> str:
         _TAKER_NAMES.update({f"{name}_class": cls, f"{name}_open": _open(cls)})
         lines = [f"def {name}(data):", f" if len(data) != {len(keys) + line * len(_HEADER)}: refuse()"]
         lines += [f" made = new({name}_open)"]
-        lines += [f" value = data[{key!r}]; made.{field} = {_taken(hint, 'value')}" for field, key, hint in keys]
+        for field, key, hint in keys:
+            taken = _taken(hint, "value", 0 if _is_time(field) else -_END)
+            lines += [f" value = data[{key!r}]; made.{field} = {taken}"]
         lines += [f" made.{f.name} = None" for f in fields(cls) if (cls, f.name) in _UNWRITTEN]
         lines += [f" made.__class__ = {name}_class"]
         if line:

@@ -104,7 +104,7 @@ def _collect(
         if isinstance(event, RequestAdmitted):
             works[event.uid] = {}
         elif isinstance(event, StageSubmitted):
-            works[event.uid][event.stage] = StageWork(inputs=event.waits_for)
+            works.get(event.uid, {})[event.stage] = StageWork(inputs=event.waits_for)
         elif isinstance(event, StepDone):
             if event.rows:
                 steps[line.source].append(event)

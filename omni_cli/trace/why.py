@@ -152,7 +152,10 @@ class _Paragraph:
             yield f"{_listed(ended)} has ended, but a request ends with the last of its outputs."
         homes = dict(self._at.run.outputs)
         for name in pending:
-            yield from self._output(name, homes[name])
+            if name in homes:
+                yield from self._output(name, homes[name])
+            else:
+                yield f"No stage of this run makes {name}."
 
     def _letting_go(self) -> Iterator[str]:
         left = [stage for stage in self._record.stages.values() if stage.state not in STAGE_ENDED]

@@ -63,15 +63,20 @@ class RingFile:
             self._fd = -1
 
 
+_OF_THE_FOLDER = {errno.ENOENT, errno.ENOTDIR, errno.EROFS, errno.EACCES, errno.ENOSPC}
+
+
 def create_ring(spec: RingSpec) -> RingFile:
     """Creates and reserves a ring.
 
-    Raises RingError if there is no folder or no room in it, FileExistsError if the name is taken.
+    Raises RingError if there is no folder that takes it, or no room in it, FileExistsError if the name is taken.
     """
     try:
         fd = _create_locked(ring_path(spec.segment))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise RingError(f"{SHM_DIR}: no such folder, and rings live there; OMNI_SHM_DIR names another") from error
+    except OSError as error:
+        if error.errno not in _OF_THE_FOLDER:
+            raise
+        raise RingError(f"{SHM_DIR}: {error.strerror}, and rings live there; OMNI_SHM_DIR names another") from error
     data_offset = _data_offset(spec.slots)
     try:
         # ftruncate would succeed without memory and the first touch would be a SIGBUS
@@ -97,10 +102,10 @@ def _create_locked(path: str) -> int:
 
 
 def _no_space(spec: RingSpec) -> str:
-    stat = os.statvfs(SHM_DIR)
+    stat, needed = os.statvfs(SHM_DIR), _data_offset(spec.slots) + spec.data_bytes
     return (
-        f"no room under {SHM_DIR} for ring {spec.segment}: it needs {spec.data_bytes / 2**20:.1f} MiB and "
-        f"{stat.f_bavail * stat.f_frsize / 2**20:.1f} MiB are free; make it smaller with {spec.key}, or {SHM_DIR} "
+        f"no room under {SHM_DIR} for ring {spec.segment}: it needs {needed / 2**20:.2f} MiB and "
+        f"{stat.f_bavail * stat.f_frsize / 2**20:.2f} MiB are free; make it smaller with {spec.key}, or {SHM_DIR} "
         "larger (in a container: --shm-size)"
     )
 

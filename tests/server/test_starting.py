@@ -1,5 +1,6 @@
 """What is said and refused before any stage is there."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -8,6 +9,7 @@ import time
 import pytest
 
 from omni_cli.errors import PlanError
+from omni_cli.server import starting
 from omni_cli.server.process import serve_once
 from omni_cli.server.starting import Starting
 
@@ -53,6 +55,34 @@ def test_without_descriptors_a_connection_waits_and_the_log_says_what_helps(capl
     (said,) = caplog.messages
     assert "a new connection has to wait: Too many open files" in said
     assert "raise `ulimit -n`" in said
+
+
+class _Counting(socket.socket):
+    """How many connections had a descriptor at once."""
+
+    most = 0
+
+    def accept(self):
+        client, address = super().accept()
+        self.clients = [c for c in (*getattr(self, "clients", ()), client) if c.fileno() >= 0]
+        self.most = max(self.most, len(self.clients))
+        return client, address
+
+
+def test_a_crowd_that_says_nothing_takes_no_descriptors_from_the_stages(monkeypatch):
+    monkeypatch.setattr(starting, "_AT_ONCE", 2)
+    monkeypatch.setattr(starting, "_PATIENCE_S", 0.05)
+    with (
+        contextlib.ExitStack() as crowd,
+        _Counting(fileno=socket.create_server(("127.0.0.1", 0)).detach()) as listening,
+        Starting(listening),
+    ):
+        for _ in range(6):
+            crowd.enter_context(socket.create_connection(listening.getsockname()))
+        with socket.create_connection(listening.getsockname(), timeout=30) as client:
+            client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
+            assert client.recv(4096).startswith(b"HTTP/1.1 503")
+        assert listening.most == 2
 
 
 def test_a_recipe_that_no_route_serves_is_refused_with_the_way_out():

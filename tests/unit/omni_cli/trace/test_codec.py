@@ -27,6 +27,7 @@ def without_bytes(event):
 
 
 def an_event(cls: type) -> st.SearchStrategy:
+    st.register_type_strategy(int, st.integers(0, (1 << 63) - 1))
     if cls is RunStarted:
         return st.builds(RunStarted, schema=st.just(SCHEMA))
     return st.from_type(cls)
@@ -94,6 +95,10 @@ def test_text_that_is_no_unicode_comes_back():
         ({"uid": True}, "uid: expected int, got true"),
         ({"uid": None}, "uid: expected int, got null"),
         ({"t": 1.5}, "t: expected int, got 1.5"),
+        ({"t": -1}, "t: expected a time from 0 on, got -1"),
+        ({"t": 1 << 63}, "t: expected int of 64 bits, got 9223372036854775808"),
+        ({"uid": -1 - (1 << 63)}, "uid: expected int of 64 bits, got -92"),
+        ({"n": 1 << 63}, "n: expected int of 64 bits"),
         ({"n": None}, "n: expected int"),
         ({"src": 4}, "src: expected str"),
         ({"extra": 1}, "extra is not known"),

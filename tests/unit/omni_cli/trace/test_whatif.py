@@ -13,6 +13,7 @@ from omni_cli.errors import ConfigError, TraceError
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from omni_cli.quantile import quantile
+from omni_cli.runtime.events import RequestAdmitted
 from omni_cli.trace.codec import encode
 from omni_cli.trace.step_model import StepModel
 from omni_cli.trace.summary import summarise
@@ -87,6 +88,13 @@ def test_another_load_or_deployment_than_the_recorded_one_is_predicted(recorded,
     for samples, of in ((predicted.total_ns, real.total_ns), (predicted.first_ns["audio"], real.first_ns["audio"])):
         assert mean(samples) == pytest.approx(mean(of), rel=0.05)
         assert p99(samples) == pytest.approx(p99(of), rel=0.10)
+
+
+def test_a_request_whose_admission_is_lost_is_left_out(recorded):
+    made, workload = recorded["complete"]
+    lost = next(line for line in made.trace if isinstance(line.event, RequestAdmitted))
+    rest = [line for line in made.trace if line is not lost]
+    assert len(read_workload(rest, summarise(rest)).requests) == len(workload.requests) - 1
 
 
 def test_arrivals_at_a_rate_wait_for_nobody(recorded):

@@ -77,6 +77,13 @@ def test_a_stage_without_a_process_is_named():
     assert "No process of talker is alive" in state.why(state.find("r1"))
 
 
+def test_an_output_that_the_run_does_not_make_is_said_to_be_none():
+    trace = SCENARIOS["finished"](SEED)
+    started = replace(trace[0].event, outputs=(("text", "thinker"),))
+    state = moment([replace(trace[0], event=started), *trace[1:]], "r1", 1)
+    assert "No stage of this run makes audio." in state.why(state.find("r1"))
+
+
 def test_a_request_that_waits_to_be_run_again_says_so():
     run = SimulatedRun(LINE, LINE_OUTPUTS, incremental=False, seed=SEED, restarts=1, retry=1)
     run.admit(1)

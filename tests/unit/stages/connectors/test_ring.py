@@ -1,5 +1,6 @@
 """The ring's file: created whole or not at all, told apart from the rings of dead runs by its lock alone."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -60,15 +61,19 @@ def test_no_room_is_an_error_with_size_free_space_and_key_and_leaves_nothing(spe
         create_ring(huge)
     message = str(caught.value)
     assert KEY in message
-    assert f"{huge.data_bytes / 2**20:.1f} MiB" in message
+    assert f"{(huge.data_bytes + rings._data_offset(4)) / 2**20:.2f} MiB" in message
     assert "are free" in message
     assert not os.path.exists(ring_path(spec.segment))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_folder_that_is_not_there_is_an_error_with_what_names_it(spec, monkeypatch):
-    monkeypatch.setattr(rings, "SHM_DIR", f"{rings.SHM_DIR}/none")
-    with pytest.raises(RingError, match="OMNI_SHM_DIR"):
+@pytest.mark.parametrize("code", [errno.ENOENT, errno.EROFS, errno.EACCES, errno.ENOSPC])
+def test_a_folder_that_takes_no_file_is_an_error_with_what_names_it(spec, monkeypatch, code):
+    def refuse(path: str) -> int:
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(rings, "_create_locked", refuse)
+    with pytest.raises(RingError, match=f"{rings.SHM_DIR}: .*OMNI_SHM_DIR"):
         create_ring(spec)
 
 
