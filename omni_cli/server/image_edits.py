@@ -1,4 +1,5 @@
-"""POST /v1/images/edits: pictures that start from a given one, sent as a form with files; else as generations."""
+"""POST /v1/images/edits: pictures that start from a given one, or given ones edited, sent as a form with files; else as
+generations."""
 
 import json
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ _FORM = {"requestBody": {"required": True, "content": {"multipart/form-data": {"
 
 @router.post("/v1/images/edits", response_class=JSONResponse, responses=OF_A_CALL, openapi_extra=_FORM)
 async def edits(request: Request, service: TheService, traceparent: TheTraceparent) -> Response:
-    """As OpenAI's, by `strength`: how much of the picture is drawn anew."""
+    """As OpenAI's by a model that edits; else by `strength`, how much of the picture is drawn anew."""
     require_output(service, IMAGE, request.url.path)
     if IMAGE not in service.plan.media:
         raise not_supported(service, request.url.path)

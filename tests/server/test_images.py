@@ -242,6 +242,19 @@ def test_a_picture_is_drawn_from_another_one(painter):
     assert second["seed"] == 6
 
 
+def test_pictures_are_edited_in_their_order_and_counted(tmp_path):
+    with serving("recipe=qwen_image", "model.path=tiny_edit_plus", cwd=tmp_path) as editor:
+        client = openai.OpenAI(base_url=f"{editor.url}/v1", api_key="none", max_retries=0)
+        pair = [IMAGES["rgba.png"], IMAGES["cmyk.jpg"]]
+        asked = {"model": "qwen_image", "prompt": "a bell", "extra_body": {"seed": 5, "steps": 2}}
+        one, other = (client.images.edit(image=files, **asked) for files in (pair, pair[::-1]))
+        assert one.data[0].b64_json != other.data[0].b64_json
+        read = one.usage.input_tokens_details
+        assert one.usage.input_tokens - read.text_tokens == read.image_tokens > 0
+        with pytest.raises(openai.BadRequestError, match="edits 1 to 8 pictures, and none came"):
+            client.images.generate(model="qwen_image", prompt="a bell")
+
+
 @pytest.mark.parametrize("name", IMAGES)
 def test_r61_an_odd_picture_is_taken(painter, name):
     assert picture(edited(painter, IMAGES[name])["data"][0]).size == (64, 32)
