@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test lint soak chaos golden picture chromium clean
 
 demo: $(STAMP)
-	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --seed 5
+	$(BIN)/omni run recipe=qwen3_omni --prompt "What is the capital of France?" --voice chelsie --seed 5
 	$(BIN)/omni run recipe=qwen_image --prompt "a red heart on a blue background" --seed 5
 
 # In two processes, each with rings, ports and folders of its own. Unit tests first: they fail within a minute.

@@ -1,5 +1,6 @@
 """The embedded models are whole, small enough for the repository, the default of their families, and right."""
 
+import json
 import os
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from omni_cli.eval.judges import Judges
 from omni_cli.eval.scores import Answer, all_scores
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
+from stages.models.qwen3_omni import contract as omni
 from stages.models.qwen_image import contract as image
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import expected
 
-PACKED = [Path(module.__file__).parent / "nano" for module in (image,)]
+PACKED = [Path(module.__file__).parent / "nano" for module in (omni, image)]
 
 
 def plan(*words: str):
@@ -30,6 +32,15 @@ def test_they_fit_into_the_repository_with_their_cards_notices_and_questions():
     for folder in PACKED:
         names = {path.name for path in folder.iterdir()}
         assert {"MODEL_CARD.md", "OFL.txt", "packed.safetensors", "eval.jsonl"} <= names
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_nano_omni_is_the_default_and_has_its_own_voices_and_limits(load_format):
+    default = plan("recipe=qwen3_omni", f"model.load_format={load_format}")
+    assert default.model.path == plan("recipe=qwen3_omni", "model.path=nano").model.path
+    assert default.voices == ("chelsie", "ethan")
+    limits = json.loads((Path(default.model.path) / "generation_config.json").read_text())
+    assert limits["thinker_max_new_tokens"] <= 128
 
 
 @pytest.mark.parametrize("recipe", ["qwen_image", "qwen_image_split"])

@@ -8,14 +8,14 @@ import numpy as np
 import soundfile
 from PIL import Image
 
-SIDE = 64
+SIDE = 128
 RATE_HZ = 16_000
 
 
 def picture() -> np.ndarray:
-    """uint8 [64, 64, 3]: a red square on white."""
+    """uint8 [128, 128, 3]: a red square on white, as large as nano-omni knows one without another size."""
     pixels = np.full((SIDE, SIDE, 3), 255, np.uint8)
-    pixels[16:48, 16:48] = (200, 0, 0)
+    pixels[26:102, 26:102] = (230, 30, 30)
     return pixels
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from stages.config import StageTuning
 from stages.errors import CheckpointError
 from stages.models.checkpoint import read_json, weight_problems
+from stages.models.packed import unpacked
 from stages.models.qwen3_omni.measured import feed, sized
 from stages.models.qwen3_omni.sizes import stage_memory, step_bytes
 from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
@@ -125,7 +126,10 @@ CONTRACTS: Mapping[str, FamilyContract] = {
         media=("image", "audio", "video"),
         has_weights=True,
         check_model=check_model,
-        embedded={"tiny": lambda: str(tiny_checkpoint(cache_root(os.environ)))},
+        embedded={
+            "nano": lambda: unpacked(Path(__file__).parent / "nano", "nano-omni"),
+            "tiny": lambda: str(tiny_checkpoint(cache_root(os.environ))),
+        },
         voices=voices,
         edge_bytes=edge_bytes,
         stage_memory=stage_memory,

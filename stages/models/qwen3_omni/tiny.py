@@ -1,5 +1,5 @@
 """The tiny checkpoint: a random Qwen3-Omni of about 0.7 M parameters in the published layout, built once into a cache
-folder. It is the embedded default of the family and what the tests run. Must not import torch or transformers; fetches
+folder. The tests run it: it is small, and `model.path=tiny` names it. Must not import torch or transformers; fetches
 nothing.
 """
 
