@@ -150,10 +150,31 @@ def _saying(chance: random.Random) -> Dialogue:
     elif chance.random() < 0.1:
         text = str(chance.randint(0, 20))
     else:
-        text = " ".join(chance.choice(words) for _ in range(chance.randint(1, 8)))
-        text = _upper(text) + "." if chance.random() < 0.5 else text
-    forms = ("Say: {text}", "say: {text}", "Please say: {text}", "Repeat after me: {text}")
-    return _simple("saying", chance, forms, text, text=text)
+        text = _string(chance, words)
+    return _say(chance, text)
+
+
+def _string(chance: random.Random, words: Sequence[str]) -> str:
+    text = " ".join(chance.choice(words) for _ in range(chance.randint(1, 8)))
+    return _upper(text) + "." if chance.random() < 0.5 else text
+
+
+def _say(chance: random.Random, text: str) -> Dialogue:
+    return _simple(
+        "saying",
+        chance,
+        ("Say: {text}", "say: {text}", "Please say: {text}", "Repeat after me: {text}"),
+        text,
+        text=text,
+    )
+
+
+def draw_string(chance: random.Random) -> Dialogue:
+    """Words in random order to be said; not of those that are held out."""
+    while True:
+        found = _say(chance, _string(chance, vocabulary()))
+        if not held_out(found):
+            return found
 
 
 def _name(chance: random.Random) -> Dialogue:
@@ -311,7 +332,7 @@ def words_of(text: str) -> list[str]:
     return "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ").split()
 
 
-def word_errors(said: Sequence[str], found: Sequence[str]) -> int:
+def word_errors(said: Sequence[object], found: Sequence[object]) -> int:
     """Words to be changed, added or left out (Levenshtein, 1966)."""
     row = list(range(len(found) + 1))
     for number, word in enumerate(said, 1):

@@ -17,13 +17,17 @@ from torch.nn import functional as F
 
 from training.budget import moments
 from training.nano_omni.causal import through
+from training.nano_omni.dialogues import word_errors
 from training.nano_omni.layout import CODES, GROUPS
 from training.repeat import Step, half
 
 log = logging.getLogger(__name__)
 _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
-_NOISE = 0.04  # of the codes that it is given are others than those that were said
+_WRONG = 0.1  # of single codes that it is given, at most
+_OWN = 0.5  # of sentences in which some frames that it is given are its own
+_DROPOUT = 0.1
+_HELD = 256  # sentences that are kept back, at most, to see how it speaks what it has not read
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
 _FRAME_SIZE = 0.2  # deviation of a frame's sum of codes at the start
 _FADE = 0.85  # weight of a code group against the one before
@@ -88,7 +92,8 @@ class Talker(torch.nn.Module):
         embeds = self._embedded(codes)
         # Not an index, whose gradient adds what is of one id, such as the one of silence, one after the other.
         projected = _rows(self.module.text_projection(self.table).float(), text.clamp(min=0))
-        return through(self.module.model, embeds + projected * (text != NONE)[..., None], (3, 1))
+        embeds = F.dropout(embeds, _DROPOUT, self.training) + projected * (text != NONE)[..., None]
+        return F.dropout(through(self.module.model, embeds, (3, 1)), _DROPOUT, self.training)
 
     def _tables(self) -> tuple[Any, ...]:
         return (self.module.model.codec_embedding, *self.module.code_predictor.model.codec_embedding)
@@ -132,14 +137,57 @@ def begin(module: Any, vectors: Any) -> None:
         table.weight[:CODES] = values
 
 
+def disturbed(codes: Any) -> Any:
+    """The codes of rows [batch, rows, GROUPS], many of them wrong: what was said before is then a poor witness of what
+    comes next, and the text has to be read. Of each sentence a share of frames, drawn from 0 to 1, is another frame's
+    from some group on, mostly an early one; some single codes are any."""
+    batch, rows, groups = codes.shape
+    share = torch.rand(batch, 1, 1, device=codes.device)
+    start = (groups * torch.rand(batch, rows, 1, device=codes.device).square()).long()
+    frames = torch.rand(batch, rows, 1, device=codes.device) < share
+    frames = frames & (torch.arange(groups, device=codes.device) >= start)
+    spoken = (codes >= 0) & (codes < CODES)  # not those that are marks
+    others = _rows(codes.flatten(0, 1), torch.randint(batch * rows, (batch, rows), device=codes.device))
+    single = torch.rand(codes.shape, device=codes.device) < _WRONG * share
+    single = single | (others < 0) | (others >= CODES)
+    others = torch.where(single, torch.randint(CODES, codes.shape, device=codes.device), others)
+    return torch.where(
+        (frames | (torch.rand(codes.shape, device=codes.device) < _WRONG * share)) & spoken, others, codes
+    )
+
+
+def _some(rows: Rows) -> tuple[Any, Any]:
+    """Some frames of some sentences, so that the host need not know how many there are: sentence, and the row that
+    predicts the frame."""
+    device = rows.text.device
+    some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=device)
+    return some, rows.first[some] + (torch.rand(len(some), device=device) * rows.frames[some]).long()
+
+
+@torch.no_grad()
+def own(talker: Talker, rows: Rows, given: Any) -> Any:
+    """`given` codes with some frames as the talker draws them itself, as it will hear them when it speaks; in half of
+    the sentences."""
+    some, row = _some(rows)
+    hidden = _rows(talker(rows.text, given).flatten(0, 1), some * given.shape[1] + row)
+    first = talker.first_codes(hidden)[..., :CODES]
+    right = torch.cat([_drawn(first)[:, None], rows.codes[some, row + 1][:, 1:]], dim=1)
+    drawn = torch.cat([right[:, :1], _drawn(talker.other_codes(hidden, right))], dim=1)
+    found = given.clone()
+    found[some, row + 1] = drawn
+    return torch.where(torch.rand(len(given), 1, 1, device=given.device) < _OWN, found, given)
+
+
+def _drawn(logits: Any) -> Any:
+    """A code of each of `logits` [..., CODES], by their chances (the Gumbel trick, which needs no sum)."""
+    chances = torch.rand(logits.shape, device=logits.device).clamp(1e-9, 1 - 1e-7)
+    return (logits.float() - (-chances.log()).log()).argmax(-1)
+
+
 def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, Any]:
     """The mean error (nats) of first codes, and of a frame's other codes with falling weights that sum to 1. With
-    `noise` some codes that are given are wrong, as they will be when it speaks."""
-    given = rows.codes
-    if noise:
-        wrong = torch.rand(given.shape, device=given.device) < _NOISE
-        others = torch.randint(CODES, given.shape, device=given.device)
-        given = torch.where(wrong & (given != NONE) & (given < CODES), others, given)
+    `noise` many codes that are given are wrong, as they may be when it speaks."""
+    given = own(talker, rows, disturbed(rows.codes)) if noise else rows.codes
     hidden = talker(rows.text, given)
     places = torch.arange(rows.text.shape[1], device=rows.text.device)
     frame = places - rows.first[:, None]  # the frame that a row predicts
@@ -147,14 +195,35 @@ def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, A
     target = following.masked_fill(frame == rows.frames[:, None], eos)
     target = target.masked_fill((frame < 0) | (frame > rows.frames[:, None]), -100)
     first = F.cross_entropy(talker.first_codes(hidden).float().flatten(0, 1), target.flatten(), ignore_index=-100)
-    # Some frames of some sentences, so that the host need not know how many there are.
-    some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=places.device)
-    row = rows.first[some] + (torch.rand(len(some), device=places.device) * rows.frames[some]).long()
+    some, row = _some(rows)
     right = rows.codes[some, row + 1]
     logits = talker.other_codes(_rows(hidden.flatten(0, 1), some * hidden.shape[1] + row), right)
     error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
     weights = _FADE ** torch.arange(GROUPS - 1, device=error.device)
     return first, (error.view(-1, GROUPS - 1) * weights / weights.sum()).sum(1).mean()
+
+
+@torch.no_grad()
+def speak(talker: Talker, rows: Rows, eos: int) -> list[Any]:
+    """Codes [frames, GROUPS] of each sentence of `rows`, said freely, on what it said before; the best codes, not drawn
+    ones. It ends each by itself, or where the rows do."""
+    codes = rows.codes.clone()
+    places = torch.arange(codes.shape[1], device=codes.device)
+    codes[places > rows.first[:, None]] = NONE
+    each, ends = torch.arange(len(codes), device=codes.device), torch.full_like(rows.first, codes.shape[1] - 1)
+    for frame in range(int(codes.shape[1] - 1 - rows.first.min())):
+        row = (rows.first + frame).clamp(max=codes.shape[1] - 2)
+        hidden = talker(rows.text, codes)[each, row]
+        first = talker.first_codes(hidden).float().argmax(-1)
+        ends = torch.where((first == eos) & (row < ends), row, ends)
+        if (ends <= row).all():
+            break
+        found = torch.zeros_like(codes[:, 0])
+        found[:, 0] = first.clamp(max=CODES - 1)
+        for group in range(1, GROUPS):
+            found[:, group] = talker.other_codes(hidden, found)[:, group - 1].argmax(-1)
+        codes[each, row + 1] = found
+    return [one[start + 1 : end + 1] for one, start, end in zip(codes, rows.first, ends, strict=True)]
 
 
 def train(
@@ -164,6 +233,7 @@ def train(
     newline: int,
     spoken: Sequence[Spoken],
     *,
+    held: Sequence[Spoken],
     keep: Callable[[], None],
     seconds: float,
     batch: int,
@@ -172,7 +242,7 @@ def train(
     record: bool,
 ) -> None:
     """Trains transformers' talker in place. Sentences of about one length share a batch. `keep` is called once a minute
-    and at the end; `record`: as in Step."""
+    and at the end, and then the log says how it does on those that are `held` back; `record`: as in Step."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     talker = Talker(module, table).to(device)
@@ -182,8 +252,7 @@ def train(
     parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
     ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[1])
     lengths = [len(one.user) + 9 + one.codes.shape[1] for one in ordered]
-    every = rows_of(config, newline, ordered)
-    every = Rows(**{name: getattr(every, name).to(device) for name in Rows.__slots__})
+    every, unread = (_on(device, rows_of(config, newline, some)) for some in (ordered, held))
     eos, cuts = config.talker_config.codec_eos_token_id, _cuts(lengths)
     log.info("talker: batches of %s rows", [lengths[stop - 1] for _, stop in cuts])
 
@@ -211,7 +280,29 @@ def train(
             )  # fmt: skip
         if now.kept:
             keep()
+            log.info("talker: %s", score(talker, unread, eos))
     keep()
+    log.info("talker: %s", score(talker, unread, eos))
+
+
+def score(talker: Talker, rows: Rows, eos: int) -> str:
+    """How it does on sentences that it has not read: the error of first codes after what the teacher said, and how many
+    of the teacher's first codes it says itself, in their order, when it hears itself."""
+    talker.eval()
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), half(rows.text.device.type):
+        first, _ = losses(talker, rows, eos, noise=False)
+        said = speak(talker, rows, eos)
+    talker.train()
+    wrong = 0
+    for one, codes, start, frames in zip(said, rows.codes, rows.first, rows.frames, strict=True):
+        right = codes[start + 1 : start + 1 + frames, 0].tolist()
+        wrong += min(len(right), word_errors(right, one[:, 0].tolist()))
+    frames = int(rows.frames.sum())
+    return f"held out: first code {first.item():.3f}, said freely {100 - 100 * wrong / frames:.1f} % as the teacher"
+
+
+def _on(device: str, rows: Rows) -> Rows:
+    return Rows(**{name: getattr(rows, name).to(device) for name in Rows.__slots__})
 
 
 def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:

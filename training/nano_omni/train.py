@@ -1,8 +1,7 @@
 """Makes nano-omni from nothing, part by part: `python -m training.nano_omni.train PART --out FOLDER`.
 
-The parts are `data`, `thinker`, `codec`, `talker` and `pack`, in this order, or `all`; each takes from FOLDER what the
-ones before it have left. `thinker` may run beside `codec` and `talker`, which do not need it. On one GPU each takes at
-most a few minutes.
+The parts are those of PARTS, in this order, or `all`; each takes from FOLDER what the ones before it have left.
+`thinker` may run beside those after it, and `strings` beside `codec`. On one GPU each takes at most a few minutes.
 """
 
 import argparse
@@ -11,25 +10,28 @@ import logging
 import os
 import pickle
 import random
+import zlib
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from training.nano_image import drawings as pictures
 from training.nano_image.captions import Scene, draw_scene
 from training.nano_image.scenes import Painter
-from training.nano_omni import codec, dialogues, experts, layout, speech, talker, thinker
+from training.nano_omni import codec, dialogues, layout, speech, talker, thinker
 from training.nano_omni.perception import HEARD_RATE
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SECONDS = {"thinker": 240.0, "codec": 215.0, "talker": 385.0}
+_SECONDS = {"thinker": 240.0, "codec": 270.0, "talker": 900.0}
 _SHORT = 8  # letters: what is so short is said in every voice
 _SIDE = 128  # pixels of a picture that it learns to see
-_HELD = 256  # sentences that are said to be heard for the scores
+_HELD = 256  # sentences that are said to be heard for the scores, or said freely
 _HEARD_S = 4.5  # of a sound, at most: few are longer
 _MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's prompt
 
@@ -45,7 +47,8 @@ def data(options: argparse.Namespace) -> None:
     talks += seen  # whose answers are spoken as well
     tokenizer = layout.tokenizer([turn for one in talks for turn in one.turns])
     torch.manual_seed(options.seed)
-    _keep(options, "fresh", {"tokenizer": tokenizer, "model": layout.model(tokenizer)})
+    table = layout.model(tokenizer).thinker.get_input_embeddings().weight.detach()
+    _keep(options, "fresh", {"tokenizer": tokenizer, "table": table})
     both = dict.fromkeys(
         one.answer for one in talks if one.topic not in ("saying", "seeing") or len(one.answer) < _SHORT
     )
@@ -57,6 +60,16 @@ def data(options: argparse.Namespace) -> None:
     said = speech.say(jobs, options.workers)
     log.info("%.2f hours of speech", sum(len(one.samples) for one in said) / speech.RATE / 3600)
     _keep(options, "data", {"talks": talks, "heard": heard, "unheard": unheard, "said": said})
+
+
+def strings(options: argparse.Namespace) -> None:
+    """More strings of words to be said. They have a chance of their own: how many there are changes no tokenizer."""
+    chance = random.Random(options.seed + 30)
+    talks = [dialogues.draw_string(chance) for _ in range(options.strings)]
+    texts = dict.fromkeys(one.answer for one in talks)
+    said = speech.say(list(zip(texts, itertools.cycle(layout.VOICES))), options.workers)
+    log.info("%.2f hours of speech", sum(len(one.samples) for one in said) / speech.RATE / 3600)
+    _keep(options, "strings", {"talks": talks, "said": said})
 
 
 def _drawings(options: argparse.Namespace) -> pictures.Drawings:
@@ -133,65 +146,86 @@ def _plain(text: str) -> str:
 
 
 def train_codec(options: argparse.Namespace) -> None:
-    """Encoder, codebooks and Code2Wav; then every sentence as codes."""
-    import numpy as np
-
+    """Encoder, codebooks and Code2Wav."""
     said, (_, model) = _kept(options, "data")["said"], _fresh(options)
     samples = torch.from_numpy(np.concatenate([one.samples for one in said])).to(options.device)
     trained = codec.train(model.code2wav, samples, record=not options.plain, **_common(options, "codec"))
-    frames = [one.frames for one in said]
+    vectors, encoder = trained.codebooks.vectors.half().cpu(), trained.encoder.half().cpu().state_dict()
+    _keep(options, "codec", {"weights": trained.code2wav.state_dict(), "encoder": encoder, "vectors": vectors})
+
+
+def encode(options: argparse.Namespace) -> None:
+    """Every sentence as codes, with what is said before it: all that the talker needs beside `fresh`."""
+    parts, found = [_kept(options, name) for name in ("data", "strings")], _kept(options, "codec")
+    trained = codec.Codec(_fresh(options)[1].code2wav).to(options.device).eval()
+    trained.encoder.load_state_dict(found["encoder"])
+    trained.codebooks.vectors.copy_(found["vectors"])
     torch.backends.cudnn.benchmark = False  # every length comes a few times only
-    coded = trained.coded(samples, frames)
-    used = [len(group.unique()) for group in torch.cat(coded, dim=1)]
-    log.info("codes used by group: %s", used)
-    _keep(
-        options,
-        "codec",
-        {"weights": trained.code2wav.state_dict(), "codes": coded, "vectors": trained.codebooks.vectors.cpu()},
-    )
+    codes: list[Any] = []
+    for part in parts:
+        samples = torch.from_numpy(np.concatenate([one.samples for one in part["said"]])).to(options.device)
+        codes += trained.coded(samples, [one.frames for one in part["said"]])
+    asked: dict[str, list[str]] = {}
+    for talk in (talk for part in parts for talk in part["talks"]):
+        asked.setdefault(talk.answer, []).append(talk.turns[-2])
+    whole = torch.cat(codes, dim=1)
+    log.info("%d sentences; codes used by group: %s", len(codes), [len(group.unique()) for group in whole])
+    content = {
+        "said": [(one.text, one.voice, one.frames) for part in parts for one in part["said"]],
+        "asked": asked,
+        "codes": whole.numpy().astype("<i2"),
+        "vectors": found["vectors"],
+    }
+    _keep(options, "codes", {"content": zlib.compress(pickle.dumps(content, protocol=5))})
 
 
 def train_talker(options: argparse.Namespace) -> None:
     """The talker on the codes, with the questions before the answers."""
-    kept, (tokenizer, model) = _kept(options, "data"), _fresh(options)
-    coded = _noise(kept["said"]) if options.trial else _kept(options, "codec")
-    writer = thinker.Writer(tokenizer)
-    asked: dict[str, list[str]] = {}
-    for one in kept["talks"]:
-        asked.setdefault(one.answer, []).append(one.turns[-2])
-    chance = random.Random(options.seed + 20)
+    coded, (tokenizer, model) = pickle.loads(zlib.decompress(_kept(options, "codes")["content"])), _fresh(options)
+    writer, chance = thinker.Writer(tokenizer), random.Random(options.seed + 20)
+    codes = torch.from_numpy(coded["codes"]).long().split([frames for *_, frames in coded["said"]], dim=1)
     spoken = [
         talker.Spoken(
-            user=_user_rows(writer, chance, asked.get(said.text, [""])),
-            answer=tuple(writer.encode(said.text)),
-            speaker=layout.VOICES[said.voice],
-            codes=codes,
+            user=_user_rows(writer, chance, coded["asked"].get(text, [""])),
+            answer=tuple(writer.encode(text)),
+            speaker=layout.VOICES[voice],
+            codes=one,
         )
-        for said, codes in zip(kept["said"], coded["codes"], strict=True)
+        for (text, voice, _), one in zip(coded["said"], codes, strict=True)
     ]
+    times = Counter(text for text, _, _ in coded["said"])
+    once = [place for place, (text, _, _) in enumerate(coded["said"]) if times[text] == 1]
+    held = set(chance.sample(once, min(_HELD, len(once) // 20)))
 
     def keep() -> None:
-        if not options.trial:
-            _keep(options, "talker", {"weights": model.talker.state_dict()})
+        _keep(options, "talker", {"weights": model.talker.state_dict()})
 
     torch.manual_seed(options.seed)
-    talker.begin(model.talker, coded["vectors"])
-    table = model.thinker.get_input_embeddings().weight.detach()
-    common: dict[str, Any] = {"record": not options.plain, "keep": keep} | _common(options, "talker")
-    talker.train(model.talker, table, model.config, writer.newline, spoken, **common)
-
-
-def _noise(said: list[speech.Said]) -> dict[str, Any]:
-    """Codes as long as what was said, that say nothing."""
-    codes = [torch.randint(layout.CODES, (layout.GROUPS, one.frames)) for one in said]
-    return {"codes": codes, "vectors": torch.randn(layout.GROUPS, layout.CODES, layout.GROUPS)}
+    talker.begin(model.talker, coded["vectors"].float())
+    talker.train(
+        model.talker,
+        model.thinker.get_input_embeddings().weight.detach(),
+        model.config,
+        writer.newline,
+        [one for place, one in enumerate(spoken) if place not in held],
+        held=[spoken[place] for place in sorted(held)],
+        keep=keep,
+        record=not options.plain,
+        **_common(options, "talker"),
+    )
 
 
 def pack_all(options: argparse.Namespace) -> None:
-    """The parts as one checkpoint, and that made small enough for the repository."""
+    """The parts as one checkpoint, and that made small enough for the repository. Raises ValueError for a thinker whose
+    table of tokens the talker was not trained with."""
     tokenizer, model = _fresh(options)
+    table = model.thinker.get_input_embeddings().weight.detach().clone()
     for name, part in {"thinker": model.thinker, "talker": model.talker, "codec": model.code2wav}.items():
         part.load_state_dict(_kept(options, name)["weights"])
+    if not torch.equal(table.half(), model.thinker.get_input_embeddings().weight.half()):
+        raise ValueError(
+            "thinker.pickle and fresh.pickle have different tables of tokens: put files of one seed together"
+        )
     layout.save(options.out / "checkpoint", model.eval(), tokenizer)
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
 
@@ -199,7 +233,9 @@ def pack_all(options: argparse.Namespace) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "data": data,
     "thinker": train_thinker,
+    "strings": strings,
     "codec": train_codec,
+    "codes": encode,
     "talker": train_talker,
     "pack": pack_all,
 }
@@ -221,7 +257,7 @@ def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:
 
 def _keep(options: argparse.Namespace, name: str, content: dict[str, Any]) -> None:
     if "weights" in content:
-        content = content | {"weights": {key: value.cpu() for key, value in content["weights"].items()}}
+        content = content | {"weights": {key: value.half().cpu() for key, value in content["weights"].items()}}
     path = options.out / f"{name}.pickle"
     with path.with_suffix(".new").open("wb") as file:
         pickle.dump(content, file, protocol=5)
@@ -235,10 +271,12 @@ def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
 
 
 def _fresh(options: argparse.Namespace) -> tuple[Any, Any]:
-    """Tokenizer and model as `data` left them, in whichever process this is."""
+    """Tokenizer and fresh model with the table that `data` left, in whichever process this is."""
     found = _kept(options, "fresh")
-    experts.use(found["model"])
-    return found["tokenizer"], found["model"]
+    torch.manual_seed(options.seed)
+    model = layout.model(found["tokenizer"])
+    model.thinker.get_input_embeddings().weight.data.copy_(found["table"])
+    return found["tokenizer"], model
 
 
 def main() -> None:
@@ -246,15 +284,13 @@ def main() -> None:
     parser.add_argument("part", choices=(*PARTS, "all"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what training of nano-image saved; else from the emoji font")
-    parser.add_argument("--sentences", type=int, default=16_000)
+    parser.add_argument("--sentences", type=int, default=20_000)
+    parser.add_argument("--strings", type=int, default=30_000, help="of words, beside those that `data` draws")
     parser.add_argument("--seconds", type=float, help="of training, of each part")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--plain", action="store_true", help="neither compile nor record codec or talker on the GPU")
-    parser.add_argument(
-        "--trial", action="store_true", help="of the talker, before there are codes: is all compiled and recorded?"
-    )
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)8.0f ms  %(message)s")
