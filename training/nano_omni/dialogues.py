@@ -144,18 +144,17 @@ def _spelling(chance: random.Random) -> Dialogue:
 
 
 def _saying(chance: random.Random) -> Dialogue:
-    words = vocabulary()
     if chance.random() < 0.15:
         text = chance.choice(known.SHORT) + chance.choice(("", ".", "!"))
     elif chance.random() < 0.1:
         text = str(chance.randint(0, 20))
     else:
-        text = _string(chance, words)
+        text = _string(chance, chance.randint(1, 8))
     return _say(chance, text)
 
 
-def _string(chance: random.Random, words: Sequence[str]) -> str:
-    text = " ".join(chance.choice(words) for _ in range(chance.randint(1, 8)))
+def _string(chance: random.Random, length: int) -> str:
+    text = " ".join(chance.choice(vocabulary()) for _ in range(length))
     return _upper(text) + "." if chance.random() < 0.5 else text
 
 
@@ -170,9 +169,10 @@ def _say(chance: random.Random, text: str) -> Dialogue:
 
 
 def draw_string(chance: random.Random) -> Dialogue:
-    """Words in random order to be said; not of those that are held out."""
+    """Words in random order to be said, mostly few, since a first word's tokens are others than those of the same word
+    further on; not of those that are held out."""
     while True:
-        found = _say(chance, _string(chance, vocabulary()))
+        found = _say(chance, _string(chance, min(chance.randint(1, 8), chance.randint(1, 8))))
         if not held_out(found):
             return found
 

@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what training of nano-image saved; else from the emoji font")
     parser.add_argument("--sentences", type=int, default=20_000)
-    parser.add_argument("--strings", type=int, default=30_000, help="of words, beside those that `data` draws")
+    parser.add_argument("--strings", type=int, default=45_000, help="of words, beside those that `data` draws")
     parser.add_argument("--seconds", type=float, help="of training, of each part")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count())

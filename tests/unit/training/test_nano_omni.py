@@ -197,16 +197,38 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
     first, others = talker.losses(speaker, rows, config.talker_config.codec_eos_token_id, noise=False)
     assert 5 < first.item() < 9
     assert 5 < others.item() < 8
+    eos = config.talker_config.codec_eos_token_id
+    (said,) = talker.speak(speaker.eval(), rows, eos)
+    assert said.shape == (3, layout.GROUPS)
+    heard = rows.codes.clone()
+    heard[0, rows.first[0] + 1 :] = said
+    with torch.no_grad():
+        hidden = speaker(rows.text, heard)[0, rows.first[0] : -1]
+        assert torch.equal(speaker.first_codes(hidden).argmax(-1).clamp(max=layout.CODES - 1), said[:, 0])
+        assert torch.equal(speaker.other_codes(hidden, said).argmax(-1), said[:, 1:])
+    speaker.train()
     kept: list[bool] = []
     projections = (model.talker.text_projection, model.talker.hidden_projection)
     before = [part.linear_fc1.weight.clone() for part in projections]
     talker.train(
-        model.talker, table, config, writer.newline, [spoken] * 2, keep=lambda: kept.append(True),
+        model.talker, table, config, writer.newline, [spoken] * 2, held=[spoken], keep=lambda: kept.append(True),
         seconds=0.001, batch=2, device="cpu", seed=0, record=True,
     )  # fmt: skip
     changed = [not torch.equal(part.linear_fc1.weight, old) for part, old in zip(projections, before, strict=True)]
     assert changed == [True, False]
     assert kept == [True]
+
+
+def test_what_the_talker_has_said_is_disturbed_and_nothing_else():
+    torch.manual_seed(3)
+    codes = torch.randint(layout.CODES, (200, 30, layout.GROUPS))
+    codes[:, 10:12, 0], codes[:, 10:12, 1:], codes[:, 12:14] = 555, talker.NONE, talker.NONE
+    changed = talker.disturbed(codes) != codes
+    assert not changed[:, 10:14].any()
+    first, last = changed[:, 14:, 0].float().mean(1), changed[:, 14:, -1].float().mean(1)
+    assert 0.1 < first.mean() < 0.3
+    assert 0.4 < last.mean() < 0.6
+    assert last.amin() < 0.1 < 0.9 < last.amax()  # sentences differ
 
 
 def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
