@@ -82,7 +82,7 @@ def test_a_crowd_that_says_nothing_takes_no_descriptors_from_the_stages(monkeypa
         with socket.create_connection(listening.getsockname(), timeout=30) as client:
             client.sendall(b"GET /health HTTP/1.1\r\n\r\n")
             assert client.recv(4096).startswith(b"HTTP/1.1 503")
-        assert listening.most == 2
+        assert listening.most <= 2
 
 
 def test_a_recipe_that_no_route_serves_is_refused_with_the_way_out():
