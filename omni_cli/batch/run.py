@@ -92,8 +92,10 @@ def _concluded(state: RunState, writer: ArtifactWriter, *, quiet: bool) -> Itera
         state.status = "interrupted"
         raise
     finally:
-        writer.manifest(state.manifest())
-        say_summary(state, quiet=quiet)
+        try:
+            writer.manifest(state.manifest())
+        finally:  # on a full disk as well it is said what failed
+            say_summary(state, quiet=quiet)
 
 
 @contextmanager
