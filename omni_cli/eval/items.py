@@ -45,7 +45,9 @@ def read_items(folder: Path) -> list[Item]:
         try:
             found.append(Item.model_validate(parse_json(line)))
         except (ValidationError, InputError) as error:
-            raise InputError(f"{path}:{number}: {error}") from error
+            found_wrong = error.errors() if isinstance(error, ValidationError) else ()
+            said = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in found_wrong)
+            raise InputError(f"{path}:{number}: {said or error}") from error
     return found
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_cli.errors import InputError
+
 Samples = NDArray[np.float32]
 RATE = 16_000
 """Hz, of everything that is judged."""
@@ -35,7 +37,7 @@ class Voiced:
 
 class Judges:
     """Loads each when it is first asked, which raises ModuleNotFoundError where its package is not installed,
-    FileNotFoundError where the checkpoint in `folder` has no judge of pictures."""
+    FileNotFoundError where the checkpoint in `folder` has no judge of pictures, InputError if it cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -111,9 +113,15 @@ class Judges:
     @cached_property
     def _pictures(self) -> tuple[Any, Any]:
         """What its classes are called, and the judge."""
+        from safetensors import SafetensorError
+
         from stages.models.qwen_image.judge import reader
 
-        return json.loads((self._folder / "judge.json").read_bytes()), reader(self._folder / "judge.safetensors")
+        names, weights = self._folder / "judge.json", self._folder / "judge.safetensors"
+        try:
+            return json.loads(names.read_bytes()), reader(weights)
+        except (SafetensorError, ValueError, RuntimeError) as error:
+            raise InputError(f"{names}, {weights}: are no judge of pictures: {error}; copy them again") from error
 
 
 def voiced(samples: Samples, spans: Sequence[tuple[int, int]]) -> Voiced:

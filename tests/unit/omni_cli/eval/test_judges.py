@@ -1,6 +1,7 @@
 """What is the same word, the end of speech, and noise; the judges of sound only where their packages are."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from omni_cli.errors import InputError
 from omni_cli.eval.judges import RATE, Judges, voiced
 from stages.models.qwen_image.judge import Judge
 
@@ -88,3 +90,6 @@ def test_a_judge_of_pictures_has_names_for_what_it_sees(tmp_path: Path) -> None:
     (tmp_path / "judge.json").write_text(json.dumps(names))
     seen = Judges(tmp_path).pictures(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8))
     assert seen == {"thing": "red star", "right": "", "colour": "red", "size": "small", "background": "gray"}
+    os.truncate(tmp_path / "judge.safetensors", 1000)
+    with pytest.raises(InputError, match=r"judge\.safetensors: are no judge of pictures"):
+        Judges(tmp_path).pictures(np.zeros((64, 64, 3), np.uint8))
