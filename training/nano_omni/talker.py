@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
 _WRONG = 0.1  # of single codes that it is given, at most
-_OWN = 0.5  # of sentences in which some frames that it is given are its own
 _DROPOUT = 0.1
 _HELD = 256  # sentences that are kept back, at most, to see how it speaks what it has not read
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
@@ -156,38 +155,10 @@ def disturbed(codes: Any) -> Any:
     )
 
 
-def _some(rows: Rows) -> tuple[Any, Any]:
-    """Some frames of some sentences, so that the host need not know how many there are: sentence, and the row that
-    predicts the frame."""
-    device = rows.text.device
-    some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=device)
-    return some, rows.first[some] + (torch.rand(len(some), device=device) * rows.frames[some]).long()
-
-
-@torch.no_grad()
-def own(talker: Talker, rows: Rows, given: Any) -> Any:
-    """`given` codes with some frames as the talker draws them itself, as it will hear them when it speaks; in half of
-    the sentences."""
-    some, row = _some(rows)
-    hidden = _rows(talker(rows.text, given).flatten(0, 1), some * given.shape[1] + row)
-    first = talker.first_codes(hidden)[..., :CODES]
-    right = torch.cat([_drawn(first)[:, None], rows.codes[some, row + 1][:, 1:]], dim=1)
-    drawn = torch.cat([right[:, :1], _drawn(talker.other_codes(hidden, right))], dim=1)
-    found = given.clone()
-    found[some, row + 1] = drawn
-    return torch.where(torch.rand(len(given), 1, 1, device=given.device) < _OWN, found, given)
-
-
-def _drawn(logits: Any) -> Any:
-    """A code of each of `logits` [..., CODES], by their chances (the Gumbel trick, which needs no sum)."""
-    chances = torch.rand(logits.shape, device=logits.device).clamp(1e-9, 1 - 1e-7)
-    return (logits.float() - (-chances.log()).log()).argmax(-1)
-
-
 def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, Any]:
     """The mean error (nats) of first codes, and of a frame's other codes with falling weights that sum to 1. With
     `noise` many codes that are given are wrong, as they may be when it speaks."""
-    given = own(talker, rows, disturbed(rows.codes)) if noise else rows.codes
+    given = disturbed(rows.codes) if noise else rows.codes
     hidden = talker(rows.text, given)
     places = torch.arange(rows.text.shape[1], device=rows.text.device)
     frame = places - rows.first[:, None]  # the frame that a row predicts
@@ -195,7 +166,9 @@ def losses(talker: Talker, rows: Rows, eos: int, *, noise: bool) -> tuple[Any, A
     target = following.masked_fill(frame == rows.frames[:, None], eos)
     target = target.masked_fill((frame < 0) | (frame > rows.frames[:, None]), -100)
     first = F.cross_entropy(talker.first_codes(hidden).float().flatten(0, 1), target.flatten(), ignore_index=-100)
-    some, row = _some(rows)
+    # Some frames of some sentences, so that the host need not know how many there are.
+    some = torch.randint(len(rows.frames), (_PREDICTED_FRAMES * len(rows.frames),), device=places.device)
+    row = rows.first[some] + (torch.rand(len(some), device=places.device) * rows.frames[some]).long()
     right = rows.codes[some, row + 1]
     logits = talker.other_codes(_rows(hidden.flatten(0, 1), some * hidden.shape[1] + row), right)
     error = F.cross_entropy(logits.float().flatten(0, 1), right[:, 1:].flatten(), reduction="none")
