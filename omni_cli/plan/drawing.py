@@ -89,8 +89,8 @@ def _near(side: int, multiple: int, up: bool) -> int:
 def drawing(
     able: ImageContract, asked: ImageConfig, media: Sequence[Tensor] = (), *, previews: bool = True
 ) -> tuple[ImageParams, tuple[str, ...]]:
-    """A request without problems, with everything decided; and what it sets that cannot act. `media` are the pictures
-    that it brings, `previews` says that the stage which denoises can also decode."""
+    """A request without problems, with everything decided; and what it sets in vain. `media` are the pictures that it
+    brings, `previews` says that the stage which denoises can also decode."""
     pictures = tuple((tensor.shape[1], tensor.shape[0]) for tensor in media)
     width, height = asked.pixels or able.default_size(pictures)
     scale = able.true_cfg_scale if asked.true_cfg_scale is None else asked.true_cfg_scale
@@ -115,6 +115,9 @@ def shows_previews(plan: ExecutionPlan) -> bool:
 
 
 def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Iterator[str]:
+    if able.one_size and (params.width, params.height) != (able.width, able.height):
+        trained = f"{able.width}x{able.height}"
+        yield f"image.size: this model was trained at {trained} alone; what it draws at another size has no sense"
     if asked.negative_prompt is not None and not params.guided:
         why = "this model knows no guidance" if able.true_cfg_scale is None else (
             f"it acts at a true_cfg_scale of more than 1, not at {params.true_cfg_scale:g}"

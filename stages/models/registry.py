@@ -83,7 +83,8 @@ class ImageContract:
     the noise schedule needs, and `sigmas` whether it takes levels of a request's own. A request brings `least_pictures`
     to `most_pictures`: one to start from, of which `strength` is the model's own, or, where that is None, such as are
     edited; `default_size` is of these. Videos have `frames`, one and then multiples of `frame_multiple`,
-    `most_frames` at most; pictures have 1.
+    `most_frames` at most; pictures have 1. With `one_size` the checkpoint was trained at its own width and height
+    alone.
     """
 
     width: int
@@ -102,6 +103,7 @@ class ImageContract:
     frames: int = 1
     frame_multiple: int = 1
     most_frames: int = 1
+    one_size: bool = False
 
     def default_size(self, pictures: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Width and height; what is edited keeps the shape of the last of its pictures."""

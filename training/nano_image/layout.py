@@ -50,7 +50,8 @@ _VISION = {
 _VOCABULARY = 1300
 
 # What a request is given that leaves it open: the size it was trained at, and guidance, without which it draws worse.
-DEFAULTS: dict[str, Any] = {"width": SIDE, "height": SIDE, "steps": 8, "negative_prompt": "", "true_cfg_scale": 3.0}
+_SIZE = {"width": SIDE, "height": SIDE, "one_size": True}
+DEFAULTS: dict[str, Any] = {**_SIZE, "steps": 8, "negative_prompt": "", "true_cfg_scale": 3.0}
 
 
 def transformer() -> Any:

@@ -73,6 +73,7 @@ def image(model_path: str) -> ImageContract:
         least_pictures=1 if edits else 0,
         most_pictures=edits[0] if edits else 1,
         strength=None if edits else _STRENGTH,
+        one_size=bool(own.get("one_size", False)),
     )
 
 

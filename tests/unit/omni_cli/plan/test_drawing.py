@@ -174,6 +174,13 @@ def test_what_cannot_act_is_noted(asked, guided, says):
     assert says in "".join(notes)
 
 
+def test_a_model_that_was_trained_at_one_size_says_so_of_others():
+    able = replace(ABLE, one_size=True)
+    assert drawing(able, ImageConfig(size="64x32"))[1] == drawing(able, ImageConfig())[1] == ()
+    (said,) = drawing(able, ImageConfig(size="64x64"))[1]
+    assert "was trained at 64x32 alone" in said
+
+
 def test_a_model_without_guidance_says_so():
     params, (note,) = drawing(
         ImageContract(width=64, height=64, steps=4, multiple=8, most_pixels=4096), ImageConfig(negative_prompt="red")
