@@ -151,7 +151,7 @@ def test_the_limit_of_a_start_is_the_limit(run_id: str) -> None:
 def test_rings_that_do_not_fit_are_refused_with_size_and_key(run_id: str) -> None:
     with pytest.raises(LaunchError) as caught:
         launcher(fake_specs(run_id, data_bytes=1 << 44)).start()
-    for word in ("16777216.0 MiB", "are free", "deploy.stages.talker.inputs.thinker.ring_bytes"):
+    for word in ("16777216.00 MiB", "are free", "deploy.stages.talker.inputs.thinker.ring_bytes"):
         assert word in str(caught.value)
 
 
