@@ -19,7 +19,7 @@ import numpy as np
 from training.nano_image import captions, drawings
 from training.nano_image.captions import SIZES
 from training.nano_image.drawings import BACKGROUNDS, Drawings
-from training.nano_omni import dialogues, knowledge
+from training.nano_omni import dialogues, knowledge, layout
 from training.nano_omni.dialogues import Dialogue
 
 _TOPICS = ("capital", "sum", "colour", "opposite", "calendar", "counting", "spelling", "saying", "name", "unknown")
@@ -28,7 +28,7 @@ _TEMPLATES, _STRINGS, _LOOKS, _CLIPS, _QUESTIONS, _PICTURES = 32, 24, 24, 24, 12
 _SHORT = (*knowledge.SHORT[:8], "Wow", "1", "7", "12")
 _STRING = 3  # words, at least: a shorter one may have been said in other company
 _TRIES = 20_000
-_VOICES = ("chelsie", "ethan")
+_VOICES = tuple(layout.VOICES)
 _HEARD_S = 4.4
 Line = dict[str, Any]
 
