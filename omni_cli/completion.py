@@ -86,7 +86,9 @@ def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
 def keys_called(name: str) -> list[str]:
     """The keys, three at most, that a user of other tools may mean by `--name`: those that end so, else the root's."""
     from omni_cli.config.library import GROUPS, RECIPE
+    from omni_cli.config.nearest import CALLED_ELSEWHERE
 
+    name = CALLED_ELSEWHERE.get(name, name)
     keys = (RECIPE, *GROUPS, *_keys(()).valid())
     ends = [key for key in keys if key.rpartition(".")[2] == name]
     return (ends or [key for key in keys if key.partition(".")[0] == name])[:3]

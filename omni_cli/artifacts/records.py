@@ -49,7 +49,7 @@ class ResultRecord:
     """How one request ended: a line of `results.jsonl`.
 
     `folder` is the name of its folder in the run, `seed` the one it ran with, `digest` the SHA-256 of what was asked
-    (so that `--resume` does not take an answer to another question), `metrics` named numbers such as `ttfa_s`.
+    (so that `--resume` does not take an answer to another question), `metrics` named numbers such as `first_audio_s`.
     """
 
     request_id: str

@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from omni_cli.artifacts.atomic import failed, write_all
 from omni_cli.artifacts.records import ResultRecord, to_json
 from omni_cli.artifacts.run_folder import RunFolder
+from omni_cli.config.report import worded
 from omni_cli.errors import ArtifactError, ConfigError
 
 _RECORD = TypeAdapter(ResultRecord)
@@ -117,5 +118,5 @@ def _parse(path: Path, number: int, line: bytes) -> ResultRecord:
         # json, not pydantic's own parser: that one refuses escaped lone surrogates.
         return _RECORD.validate_python(json.loads(line))
     except (ValueError, ValidationError) as error:
-        first = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        first = worded(error.errors()[0]) if isinstance(error, ValidationError) else error
         raise ConfigError(f"{path}, line {number}: is not a result of a run: {first}") from error

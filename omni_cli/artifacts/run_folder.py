@@ -44,8 +44,9 @@ class RunFolder:
         raise failed(parent, FileExistsError(f"{_MAX_SAME_SECOND} runs are called {stamp}"))
 
     @classmethod
-    def claim(cls, path: Path) -> "RunFolder":
-        """The very folder that the user named: it must be absent or empty. Raises ConfigError, ArtifactError."""
+    def claim(cls, path: Path, otherwise: str = "") -> "RunFolder":
+        """The very folder that the user named: it must be absent or empty; `otherwise` is what else can be done. Raises
+        ConfigError, ArtifactError."""
         path = Path(os.path.abspath(path))
         if path.exists() and not path.is_dir():
             raise ConfigError(f"{path}: is no folder: name one that is empty or absent")
@@ -55,7 +56,7 @@ class RunFolder:
         except OSError as error:
             raise failed(path, error) from error
         if occupied:
-            raise ConfigError(f"{path}: holds files already: name an empty folder, or --resume the run in it")
+            raise ConfigError(f"{path}: holds files already: name an empty folder{otherwise}")
         return cls(path=path)
 
     @classmethod

@@ -10,7 +10,8 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestError
 
 
 class Attempt:
-    """`clock` in seconds. `metrics` has `total_s`, and for each output `first_<output>_s`, from the start on."""
+    """`clock` in seconds. `metrics` has `total_s`, and for each output `first_<output>_s`, the first piece that holds
+    something: from when the engine was asked until it is here, so a little more than the trace's TTFT and TTFA."""
 
     def __init__(self, task: Task, clock: Callable[[], float]) -> None:
         self.task = task
@@ -32,7 +33,7 @@ class Attempt:
 
     def add(self, chunk: OutputChunk) -> None:
         name = f"first_{chunk.modality}_s"
-        if chunk.units and name not in self.metrics:
+        if chunk.units and (chunk.text or chunk.payload is not None) and name not in self.metrics:
             self.metrics[name] = self._clock() - self._start_s
         self._assembler.add(chunk)
 

@@ -42,15 +42,16 @@ def judge(words: Sequence[str], options: RunOptions) -> tuple[LoadedConfig, Exec
     return loaded, plan, tasks
 
 
-def run_once(words: Sequence[str], options: RunOptions) -> int:
-    """The whole of `omni run` but for sweeps; returns the exit code. Raises OmniError for what is refused."""
+def run_once(words: Sequence[str], options: RunOptions, *, resumable: bool = True) -> int:
+    """The whole of `omni run` but for sweeps; returns the exit code. A run that is not `resumable` is a part of
+    something that knows no --resume. Raises OmniError for what is refused."""
     with Interrupts() as interrupts:
         loaded, plan, tasks = judge(words, options)
         started_at = datetime.now().astimezone()
         with ExitStack() as stack:
             with _refused_if_not_writable():
                 folder = _folder(options, loaded.recipe, started_at)
-                state = RunState(plan=plan, folder=folder, started_at=started_at, tasks=tasks)
+                state = RunState(plan=plan, folder=folder, started_at=started_at, tasks=tasks, resumable=resumable)
                 writer = stack.enter_context(ArtifactWriter(folder))
                 todo = remaining(state) if options.resume is not None else tasks
                 folder.keep_plan(plan.document())
@@ -76,7 +77,7 @@ def _folder(options: RunOptions, recipe: str, started_at: datetime) -> RunFolder
     if options.resume is not None:
         return RunFolder.reopen(Path(options.resume))
     if options.out is not None:
-        return RunFolder.claim(Path(options.out))
+        return RunFolder.claim(Path(options.out), ", or --resume the run in it")
     return RunFolder.create(recipe=recipe, started_at=started_at)
 
 

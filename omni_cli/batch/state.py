@@ -16,12 +16,14 @@ EXIT_FAILED = 1
 @dataclass(slots=True, kw_only=True)
 class RunState:
     """`results` by request id, those of a resumed run's earlier attempts included. `dead` has processes that died
-    before they were told to stop, and why; `unshown` why the answer could not be shown on stdout."""
+    before they were told to stop, and why; `unshown` why the answer could not be shown on stdout. `resumable`: whoever
+    asked for the run can ask for the rest of it."""
 
     plan: ExecutionPlan
     folder: RunFolder
     started_at: datetime
     tasks: Sequence[Task]
+    resumable: bool = True
     status: RunStatus = "running"
     results: dict[str, ResultRecord] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

@@ -30,7 +30,8 @@ def _lines(state: RunState, *, notes: bool) -> Iterator[str]:
     failed, total = len(state.failed), len(state.tasks)
     if state.status == "interrupted":
         done = len(state.results) - failed
-        yield f"interrupted: {done} of {total} requests finished; --resume {shown(state.folder.path)} does the rest"
+        rest = f"; --resume {shown(state.folder.path)} does the rest" if state.resumable else ""
+        yield f"interrupted: {done} of {total} requests finished{rest}"
     elif failed:
         yield f"{failed} of {total} requests failed"
     if state.unshown is not None:

@@ -1,6 +1,7 @@
 """`omni trace`: shows a run's timeline, says why a request waits, checks that nothing went wrong. Only reads."""
 
 import json
+import os
 from enum import StrEnum
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +14,7 @@ from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
-from omni_cli.trace.reader import TraceReader, find_trace, find_traces
+from omni_cli.trace.reader import PATTERN, TraceReader, find_trace, find_traces
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
 from omni_cli.trace.summary import OPEN, RequestSummary, RunSummary, summarise
@@ -64,8 +65,10 @@ def why_trace(
     ] = None,
 ) -> None:
     """What a request waits for, in a paragraph: not submitted, data, a slot, its steps, or to be routed."""
+    if os.path.isfile(request) or (os.path.isdir(request) and any(Path(request).glob(PATTERN))):
+        request, run = "" if run == "latest" else run, request  # the order of every other command
     reader = TraceReader(find_trace(run, OUTPUTS))
-    chosen = _chosen(summarise(reader), request, "REQUEST ")[-1]
+    chosen = _chosen(summarise(reader), request, "omni trace why REQUEST [RUN]: ")[-1]
     after_ns = None if at_ms is None else round(at_ms * 1e6)
     if chosen.status != OPEN and (after_ns is None or after_ns >= chosen.total_ns):
         typer.echo(ending(chosen))
@@ -141,5 +144,6 @@ def _chosen(summary: RunSummary, request_id: str | None, option: str = "--reques
     if not chosen:
         names = ", ".join(plain(request.request_id) for request in requests[:10]) or "none"
         more = f" and {len(requests) - 10} more" if len(requests) > 10 else ""
-        raise TraceError(f"{option}{plain(request_id)}: no such request in the trace; it has {names}{more}")
+        wrong = f"{plain(request_id)}: no such request in the trace; it" if request_id else "which request? The trace"
+        raise TraceError(f"{option}{wrong} has {names}{more}")
     return chosen

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from pydantic import BaseModel
 
 from omni_cli.config.files import KeyPath
-from omni_cli.config.nearest import nearest
+from omni_cli.config.nearest import CALLED_ELSEWHERE, nearest
 
 # The names that a map of names may have at a path, or None where any name goes.
 Names = Callable[[KeyPath], tuple[str, ...] | None]
@@ -105,7 +105,8 @@ class KeyTree:
 
     def suggest(self, key: str) -> str | None:
         """The valid key that an unknown one most likely meant."""
-        return nearest(key, self.valid())
+        path, dot, name = key.rpartition(".")
+        return nearest(path + dot + CALLED_ELSEWHERE.get(name, name), self.valid())
 
 
 def _leaves(value: Any, path: KeyPath) -> Iterator[str]:

@@ -17,7 +17,7 @@ from omni_cli.config.folders import config_folders
 from omni_cli.config.keys import KeyTree
 from omni_cli.config.library import RECIPE, Library
 from omni_cli.config.nearest import nearest
-from omni_cli.config.report import Problem, located, report
+from omni_cli.config.report import Problem, located, report, worded
 from omni_cli.config.schema import OmniConfig
 from omni_cli.errors import ConfigError
 from stages.models import registry
@@ -169,10 +169,9 @@ _UNKNOWN_KEY = ("extra_forbidden", "unexpected_keyword_argument")
 
 def _problem(detail: ErrorDetails, path: KeyPath) -> Problem:
     key = ".".join((*path, *(str(part) for part in detail["loc"])))
-    message = detail["msg"].removeprefix("Value error, ").removeprefix("Input ").replace("valid tuple", "list")
     if detail["type"] in ("missing", "value_error") and not isinstance(detail["input"], str | int | float | list):
-        return Problem(key=key, message=message[0].lower() + message[1:])
-    return Problem(key=key, message=f"{message[0].lower()}{message[1:]}; got {_shown(detail['input'])}")
+        return Problem(key=key, message=worded(detail))
+    return Problem(key=key, message=f"{worded(detail)}; got {_shown(detail['input'])}")
 
 
 def _shown(value: Any) -> str:

@@ -3,12 +3,36 @@
 Must not decide what is wrong; it only words it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 COMMAND_LINE = "command line"
 SCHEMA_DEFAULT = "schema default"
+
+# What pydantic says in its own terms, by its name of the error.
+_OBJECT = "should be an object with keys and values"
+_WORDS = {
+    "missing": "is missing",
+    "string_type": "should be text",
+    "string_unicode": "holds a lone surrogate, which is no character",
+    "string_too_short": "should not be empty",
+    "int_type": "should be a whole number",
+    "float_type": "should be a number",
+    "bool_type": "should be true or false",
+    "none_required": "should be null",
+    "list_type": "should be a list",
+    "tuple_type": "should be a list",
+    "too_short": "is empty",
+    "too_long": "has a length of {actual_length}, more than {max_length}",
+    "model_type": _OBJECT,
+    "model_attributes_type": _OBJECT,
+    "dataclass_type": _OBJECT,
+    "dict_type": _OBJECT,
+    "mapping_type": _OBJECT,
+    "union_tag_not_found": "has no {discriminator}",
+    "union_tag_invalid": "has the {discriminator} '{tag}', not one of {expected_tags}",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +46,14 @@ class Problem:
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""
         return f"{self.key}{place}: {self.message}" if self.key else self.message
+
+
+def worded(error: Mapping[str, Any]) -> str:
+    """What pydantic found, an entry of its `errors()`, as words behind a key."""
+    if error["type"] in _WORDS:
+        return _WORDS[error["type"]].format(**error.get("ctx", {}))
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return message[:1].lower() + message[1:]
 
 
 class Origins(Protocol):

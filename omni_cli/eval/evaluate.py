@@ -83,7 +83,7 @@ def _asked(
     path = folder.with_suffix(".jsonl")
     write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     say(f"{folder.name}: {len(lines)} requests")
-    code = run_once(words, RunOptions(input=str(path), out=str(folder)))
+    code = run_once(words, RunOptions(input=str(path), out=str(folder)), resumable=False)
     records = {record.request_id: record for record in read_results(folder / "results.jsonl")}
     return [_read(item, folder, records[name]) for name, (_, item) in zip(ids, items, strict=True)], code
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from omni_cli.config.report import worded
 from omni_cli.errors import ConfigError, InputError
 from omni_cli.inputs.limits import MIB, InputLimits
 from omni_cli.inputs.text import parse_json, read_text
@@ -46,7 +47,7 @@ def read_items(folder: Path) -> list[Item]:
             found.append(Item.model_validate(parse_json(line)))
         except (ValidationError, InputError) as error:
             found_wrong = error.errors() if isinstance(error, ValidationError) else ()
-            said = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}" for wrong in found_wrong)
+            said = "; ".join(f"{'.'.join(map(str, wrong['loc']))}: {worded(wrong)}" for wrong in found_wrong)
             raise InputError(f"{path}:{number}: {said or error}") from error
     return found
 

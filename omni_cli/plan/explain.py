@@ -76,6 +76,7 @@ def _planned(plan: ExecutionPlan) -> Iterator[tuple[str, Any]]:
         yield f"{key}.devices", [list(replica.devices) for replica in stage.replicas]
         yield f"{key}.replicas", len(stage.replicas)
         yield f"{key}.max_batch", stage.max_batch
+        yield f"{key}.retry", stage.retry
         for name in KEYS:
             if (value := getattr(stage.tuning, name)) is False or value:
                 yield f"{key}.{name}", value

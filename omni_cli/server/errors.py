@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from omni_cli.config.report import worded
 from omni_cli.errors import InputError, OmniError, StageFailure
 from omni_cli.runtime.request import RequestError
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|list\[|tagged-union|function-|constrained-|is-instance")
+_UNION_BRANCH = re.compile(r"(str|int|bool|float)$|[A-Z]|(list|literal)\[|tagged-union|function-|constrained-|is-inst")
 _PART_TAG = re.compile(r"text|(image|audio|video)_url|(in|out)put_(text|audio|image)")
 # How a request's failure inside the engine reads over HTTP, by the kind of its error.
 _SERVER_FAULTS = {
@@ -58,11 +59,7 @@ def invalid(problems: Sequence[Mapping[str, Any]]) -> ApiError:
         return bad_request("the body is read with Content-Type: application/json only", code="invalid_content_type")
     unknown = problem["type"] == "extra_forbidden"
     param = _param(problem["loc"]) or None
-    message = (
-        f"{param}: is not known here"
-        if unknown
-        else f"{param or 'body'}: {problem['msg'].removeprefix('Value error, ')}"
-    )
+    message = f"{param or 'body'}: {'is not known here' if unknown else worded(problem)}"
     return bad_request(message, param=param, code="unknown_parameter" if unknown else "invalid_value")
 
 

@@ -164,6 +164,15 @@ class TokenizeRequest(Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
 
 
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise ValueError("is empty or blank: give text")
+    return text
+
+
+Said = Annotated[StrictStr, AfterValidator(_not_blank)]
+
+
 def _check_size(size: str) -> str:
     """Both sides are looked at before anybody multiplies them."""
     sides = re.fullmatch(r"([0-9]{1,6})[xX]([0-9]{1,6})", size)
@@ -176,7 +185,7 @@ class ImageRequest(Body):
     """POST /v1/images/generations."""
 
     model: StrictStr | None = None
-    prompt: Annotated[StrictStr, Field(pattern=r"\S", max_length=32_000)]
+    prompt: Annotated[Said, Field(max_length=32_000)]
     n: Annotated[StrictInt, Field(ge=1, le=10)] | None = None
     size: Annotated[StrictStr, AfterValidator(_check_size)] | None = None
     response_format: Literal["url", "b64_json"] | None = None

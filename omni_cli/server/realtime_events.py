@@ -6,9 +6,10 @@ An unknown event, field or value is refused, as on every route. What an event do
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictInt, StrictStr, TypeAdapter
+from pydantic import AfterValidator, Field, StrictInt, StrictStr, TypeAdapter
 
 from omni_cli.config.sampling import SamplingConfig
+from omni_cli.inputs.data_url import is_data_url
 from omni_cli.server.protocol import Body, Count, Number, SeedNumber
 
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=2)]
@@ -80,11 +81,17 @@ class AudioContent(Body):
     transcript: StrictStr | None = None
 
 
+def _data_url(url: str) -> str:
+    if not is_data_url(url):
+        raise ValueError("should be a data URL")
+    return url
+
+
 class ImageContent(Body):
     """`image_url` is a data URL."""
 
     type: Literal["input_image"]
-    image_url: Annotated[StrictStr, Field(pattern="^[dD][aA][tT][aA]:")]
+    image_url: Annotated[StrictStr, AfterValidator(_data_url)]
     detail: Literal["auto", "low", "high"] | None = None
 
 

@@ -15,7 +15,7 @@ from omni_cli.server.errors import ApiError
 from omni_cli.server.leaving import EventStream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import DEFAULT_VOICE, Preparer
-from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Sampled
+from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Said, Sampled
 from omni_cli.server.service import Service
 from omni_cli.server.sound import Sound, audio_format, b64
 from omni_cli.server.system import TheService, TheTraceparent, check_model, require_output
@@ -29,7 +29,7 @@ _ANSWERS = (*MEDIA_TYPES.values(), "audio/flac", "audio/ogg", "audio/mpeg", "tex
 class SpeechRequest(Sampled):
     """POST /v1/audio/speech."""
 
-    input: Annotated[StrictStr, Field(pattern=r"\S", max_length=65_536)]
+    input: Annotated[Said, Field(max_length=65_536)]
     voice: StrictStr | None = None
     response_format: StrictStr = "mp3"
     stream_format: Literal["audio", "sse"] | None = None

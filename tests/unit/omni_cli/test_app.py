@@ -73,6 +73,7 @@ def test_help_lists_the_verbs_that_are_there():
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", 130, ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", 143, ""),
         ("raise typer.Exit(1)", 1, ""),
+        ("import os; os.stat('a' * 300)", 2, "aaa: File name too long"),
         ("raise ZeroDivisionError('x')", 1, "internal error: ZeroDivisionError: x"),
     ],
 )
@@ -133,6 +134,7 @@ def test_a_mistyped_prompt_key_points_to_the_option(args):
         (["serve", "--port", "8000"], b"no such option: --port; a value is written serve.port=..."),
         (["run", "--recipe=synthetic"], b"a value is written recipe=..."),
         (["run", "--model", "./folder"], b"model.path=..."),
+        (["run", "--max-new-tokens", "5"], b"request.sampling.thinker.max_tokens=..."),
         (["plam"], b"No such command 'plam'. Did you mean 'plan'"),
         (["recipe", "show", "synthetc"], b"synthetic"),
     ],

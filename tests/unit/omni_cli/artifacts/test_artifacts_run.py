@@ -69,7 +69,7 @@ def test_runs_of_the_same_second_never_share_a_folder(tmp_path: Path) -> None:
 def test_a_named_folder_must_be_empty(tmp_path: Path) -> None:
     run = RunFolder.claim(tmp_path / "mine")
     run.trace.write_bytes(b"")
-    with pytest.raises(ConfigError, match="mine: holds files already"):
+    with pytest.raises(ConfigError, match=r"mine: holds files already: name an empty folder$"):
         RunFolder.claim(tmp_path / "mine")
 
 

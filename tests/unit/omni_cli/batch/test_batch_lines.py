@@ -44,9 +44,9 @@ def test_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path, ends, start):
         ('{"prompt": "a", "prompt": "b"}', "key 'prompt' stands there twice"),
         ("{'prompt': 'a'}", "is not JSON: "),
         ("null", "must be an object with keys and values, not NoneType"),
-        ('{"id": 5, "prompt": "a"}', "id: should be a valid string; got 5"),
-        ('{"id": "", "prompt": "a"}', "id: string should have at least 1 character"),
-        ('{"id": "\\ud83d", "prompt": "a"}', "id: should be a valid string"),
+        ('{"id": 5, "prompt": "a"}', "id: should be text; got 5"),
+        ('{"id": "", "prompt": "a"}', "id: should not be empty"),
+        ('{"id": "\\ud83d", "prompt": "a"}', "id: holds a lone surrogate"),
         ('{"prompt": "\\ud83d"}', "prompt: holds a lone surrogate"),
         (
             '{"messages": [{"role": "user", "content": ["' + "x" * 100_000 + '"]}]}',

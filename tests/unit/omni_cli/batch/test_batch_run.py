@@ -4,8 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from omni_cli.batch import run
+from omni_cli.batch import run, summary
+from omni_cli.batch.attempt import Attempt
+from omni_cli.batch.state import RunState
+from omni_cli.batch.task import Task
 from omni_cli.errors import ArtifactError
+from omni_cli.runtime.request import OutputChunk
 
 
 class FullAtTheEnd:
@@ -25,3 +29,18 @@ def test_what_failed_is_said_though_the_last_manifest_cannot_be_written(monkeypa
     with pytest.raises(ArtifactError, match="no room"), run._concluded(state, FullAtTheEnd(), quiet=False):
         pass
     assert said == ["failed"]
+
+
+def test_only_what_can_be_resumed_is_told_so(tmp_path):
+    state = RunState(plan=None, folder=SimpleNamespace(path=tmp_path), started_at=None, tasks=(), status="interrupted")
+    for state.resumable, rest in ((True, f"; --resume {tmp_path} does the rest"), (False, "")):
+        assert list(summary._lines(state, notes=True)) == [f"interrupted: 0 of 0 requests finished{rest}"]
+
+
+def test_the_first_piece_of_an_output_is_the_first_that_holds_something():
+    times = iter((0.0, 1.0, 2.0))
+    attempt = Attempt(Task(request_id="a", outputs=("text",)), lambda: next(times))
+    attempt.start(SimpleNamespace(seed=1))
+    for seq, text in enumerate(("", "é")):  # the first token is half of a character
+        attempt.add(OutputChunk(modality="text", seq=seq, units=1, eos=False, text=text))
+    assert attempt.metrics == {"first_text_s": 1.0}

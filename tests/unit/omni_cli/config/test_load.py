@@ -3,13 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_cli.config.load import load_config, validated
-from omni_cli.config.nearest import nearest
+from omni_cli.config.nearest import CALLED_ELSEWHERE, nearest
 from omni_cli.config.overrides import classify
 from omni_cli.config.schema import OmniConfig, takes_text
 from omni_cli.errors import ConfigError
 from stages.models.synthetic.options import SyntheticOptions
 
-KEYS = load_config(["recipe=synthetic"]).keys.valid()
+TREE = load_config(["recipe=synthetic"]).keys
+KEYS = TREE.valid()
 
 
 def refusal(*words: str) -> str:
@@ -65,6 +66,12 @@ def test_a_slip_of_the_finger_finds_a_key_that_it_may_have_been(key, data):
     found = nearest(typed, KEYS)
     assert found is not None
     assert typed in slips(found)
+
+
+def test_a_name_that_other_tools_have_for_a_key_names_it():
+    assert TREE.suggest("request.image.width") == TREE.suggest("height") == "request.image.size"
+    for name, meant in CALLED_ELSEWHERE.items():
+        assert TREE.suggest(f"request.{name}").rpartition(".")[2] == meant
 
 
 def test_nothing_similar_has_no_suggestion():

@@ -74,7 +74,7 @@ def test_content_is_taken_as_it_is():
             ["seed: should be greater than or equal to 0; got -1", "timeout_s: should be greater than 0; got 0"],
         ),
         ({"synthetic": 3}, ["synthetic: must be a map of the family's options; got 3"]),
-        ({"prompt": 3}, ["prompt: should be a valid string; got 3"]),
+        ({"prompt": 3}, ["prompt: should be text; got 3"]),
         ({"images": "a.png"}, ["images: should be a list; got 'a.png'"]),
         ({"prompt": "x", "messages": []}, ["prompt: cannot stand beside `messages`; put it there as the last turn"]),
         ([1], ["must be an object with keys and values, not list"]),

@@ -165,7 +165,7 @@ def test_some_of_each_topic_are_chosen(tmp_path: Path) -> None:
     ("line", "says"),
     [
         ("{", ":1: "),
-        (json.dumps({"group": "smell", "topic": "a", "request": {}}), "eval.jsonl:1: group: Input should be"),
+        (json.dumps({"group": "smell", "topic": "a", "request": {}}), "eval.jsonl:1: group: should be"),
         (json.dumps({"group": "text", "topic": "a", "request": {}, "answr": "b"}), "answr"),
     ],
 )

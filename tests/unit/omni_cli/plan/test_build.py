@@ -178,6 +178,7 @@ def test_every_key_is_explained_with_its_origin():
     assert lines["deploy.stages.talker.startup_timeout_s"] == (300.0, "schema default")
     assert lines["deploy.stages.talker.inputs.thinker.connector"] == ("shm", "planner")
     assert lines["deploy.outputs"] == (["text", "audio"], "planner")
+    assert lines["deploy.stages.talker.retry"] == (1, "planner")
 
 
 def test_a_plan_takes_a_second_at_most_and_no_torch():

@@ -88,6 +88,13 @@ def test_show_can_be_limited_to_a_request(omni):
     assert "--request r9: no such request in the trace; it has r1, r2, r3" in err
 
 
+def test_why_understands_its_words_in_either_order(omni):
+    assert omni("why", "r2", "outputs/demo/failed")[:2] == omni("why", "outputs/demo/failed", "r2")[:2]
+    assert omni("why", "r2", "failed")[0] == 0
+    said = "omni trace why REQUEST [RUN]: which request? The trace has r1, r2, r3"
+    assert said in omni("why", "outputs/demo/failed")[2]
+
+
 def test_show_gives_json(omni):
     code, out, _ = omni("show", "failed", "--json", "--request", "r2")
     assert code == 0
