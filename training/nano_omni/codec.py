@@ -29,7 +29,9 @@ _RATE = 1e-3
 _MEL = 15.0  # weight of the spectrograms' error
 _WHOLE = 0.6  # of the sentences are coded by all groups in training
 _USED = 0.2  # choices a step, from which on a code counts as used
-_CODED = 128  # sentences at once
+_CODED = 64  # sentences at once
+PHASES = 8
+"""Ways in which a sentence is coded: later by so many parts of a frame. Its codes are others in each."""
 
 
 class Mel(nn.Module):
@@ -163,8 +165,9 @@ class Codec(nn.Module):
         return self.codebooks(self.encoder(samples), _whole(len(samples), samples.device))[1]
 
     def coded(self, samples: Any, frames: Sequence[int]) -> list[Any]:
-        """Codes [GROUPS, frames] on the CPU of each sentence of `samples`, int16 [sum of frames x FRAME]; sentences of
-        one length go together."""
+        """Codes [PHASES, GROUPS, frames], int16 on the CPU, of each sentence of `samples`, int16
+        [sum of frames x FRAME]; those of one length go together. What begins later loses as much of the silence at
+        its end."""
         starts, found = [0, *accumulate(frames)], [torch.empty(0)] * len(frames)
         alike: dict[int, list[int]] = {}
         for place, count in enumerate(frames):
@@ -174,7 +177,10 @@ class Codec(nn.Module):
             for at in range(0, len(places), _CODED):
                 some = places[at : at + _CODED]
                 begin = torch.tensor([starts[place] * FRAME for place in some], device=samples.device)
-                codes = self.codes(samples[begin[:, None] + span].float() / 32768).cpu()
+                sound = samples[begin[:, None] + span].float() / 32768
+                later = (phase * FRAME // PHASES for phase in range(PHASES))
+                whole = torch.cat([F.pad(sound, (shift, 0))[:, : len(span)] for shift in later])
+                codes = self.codes(whole).unflatten(0, (PHASES, -1)).transpose(0, 1).to(torch.int16).cpu()
                 for place, one in zip(some, codes, strict=True):
                     found[place] = one.clone()
         return found
@@ -197,7 +203,7 @@ def train(code2wav: Any, samples: Any, *, seconds: float, batch: int, device: st
     span = torch.arange(_SEGMENT_FRAMES * FRAME, device=device)
 
     def draw() -> Any:
-        starts = torch.randint(len(samples) // FRAME - _SEGMENT_FRAMES, (batch,), device=device) * FRAME
+        starts = torch.randint(len(samples) - len(span), (batch,), device=device)
         return samples[starts[:, None] + span].float() / 32768
 
     def loss() -> Any:

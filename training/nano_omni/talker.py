@@ -35,7 +35,8 @@ _LENGTHS = 12  # of batches: each is recorded for itself
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spoken:
-    """`user` ids of the user's turn, NONE for media; `answer` ids of what is said; `codes` [GROUPS, frames]."""
+    """`user` ids of the user's turn, NONE for media; `answer` ids of what is said; `codes` [ways, GROUPS, frames]: the
+    ways in which it is said."""
 
     user: tuple[int, ...]
     answer: tuple[int, ...]
@@ -45,13 +46,23 @@ class Spoken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A batch: `text` [batch, rows], `codes` [batch, rows, GROUPS], `first` [batch]: the row that predicts frame 0,
-    `frames` [batch]. Rows behind the end are empty; since rows see only those before them, no mask is needed."""
+    """A batch: `text` [batch, rows], `codes` [batch, ways, rows, GROUPS] int16, one way without its axis and int64,
+    `first` [batch]: the row that predicts frame 0, `frames` [batch]. Rows behind the end are empty; since rows see only
+    those before them, no mask is needed."""
 
     text: Any
     codes: Any
     first: Any
     frames: Any
+
+    def said(self, sentences: Any, ways: Any, length: int) -> "Rows":
+        """The first `length` rows of some sentences, each said in one way."""
+        return Rows(
+            text=self.text[sentences, :length],
+            codes=self.codes[sentences, ways, :length].long(),
+            first=self.first[sentences],
+            frames=self.frames[sentences],
+        )
 
 
 def rows_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Rows:
@@ -59,21 +70,22 @@ def rows_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Rows:
     talker = config.talker_config
     head_text = [config.im_start_token_id, config.assistant_token_id, newline]
     head_text += [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id]
-    longest = max(len(one.user) + 9 + one.codes.shape[1] for one in spoken)
+    ways = len(spoken[0].codes)
+    longest = max(len(one.user) + 9 + one.codes.shape[2] for one in spoken)
     text = torch.full((len(spoken), longest), NONE)
-    codes = torch.full((len(spoken), longest, GROUPS), NONE)
+    codes = torch.full((len(spoken), ways, longest, GROUPS), NONE, dtype=torch.int16)
     for place, one in enumerate(spoken):
-        count, start = one.codes.shape[1], len(one.user)
+        count, start = one.codes.shape[2], len(one.user)
         said = [*one.answer, config.tts_eos_token_id][: count + 1]
         said += [config.tts_pad_token_id] * (count + 1 - len(said))
         line = [*one.user, *head_text, *said]
         text[place, : len(line)] = torch.tensor(line)
         marks = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id, one.speaker]
         marks += [talker.codec_pad_id, talker.codec_bos_id]
-        codes[place, start + 3 : start + 9, 0] = torch.tensor(marks)
-        codes[place, start + 9 : start + 9 + count] = one.codes.T
+        codes[place, :, start + 3 : start + 9, 0] = torch.tensor(marks, dtype=torch.int16)
+        codes[place, :, start + 9 : start + 9 + count] = one.codes.transpose(1, 2)
     first = torch.tensor([len(one.user) + 8 for one in spoken])
-    return Rows(text=text, codes=codes, first=first, frames=torch.tensor([one.codes.shape[1] for one in spoken]))
+    return Rows(text=text, codes=codes, first=first, frames=torch.tensor([one.codes.shape[2] for one in spoken]))
 
 
 class Talker(torch.nn.Module):
@@ -223,20 +235,16 @@ def train(
         for layer in (*module.model.layers, *module.code_predictor.model.layers):
             layer.compile()
     parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
-    ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[1])
-    lengths = [len(one.user) + 9 + one.codes.shape[1] for one in ordered]
+    ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[2])
+    lengths = [len(one.user) + 9 + one.codes.shape[2] for one in ordered]
     every, unread = (_on(device, rows_of(config, newline, some)) for some in (ordered, held))
+    ways = every.codes.shape[1]
     eos, cuts = config.talker_config.codec_eos_token_id, _cuts(lengths)
     log.info("talker: batches of %s rows", [lengths[stop - 1] for _, stop in cuts])
 
     def loss(start: int, stop: int) -> Any:
-        some, length = torch.randint(start, stop, (batch,), device=device), lengths[stop - 1]
-        rows = Rows(
-            text=every.text[some, :length],
-            codes=every.codes[some, :length],
-            first=every.first[some],
-            frames=every.frames[some],
-        )
+        some = torch.randint(start, stop, (batch,), device=device)
+        rows = every.said(some, torch.randint(ways, (batch,), device=device), lengths[stop - 1])
         with half(device):
             return torch.stack(losses(talker, rows, eos, noise=True))
 
@@ -258,18 +266,19 @@ def train(
     log.info("talker: %s", score(talker, unread, eos))
 
 
-def score(talker: Talker, rows: Rows, eos: int) -> str:
+def score(talker: Talker, unread: Rows, eos: int) -> str:
     """How it does on sentences that it has not read: the error of first codes after what the teacher said, and how many
-    of the teacher's first codes it says itself, in their order, when it hears itself."""
+    of the teacher's first codes it says itself, in their order, when it hears itself, in the way that is nearest."""
+    rows = unread.said(slice(None), 0, unread.text.shape[1])
     talker.eval()
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), half(rows.text.device.type):
         first, _ = losses(talker, rows, eos, noise=False)
         said = speak(talker, rows, eos)
     talker.train()
     wrong = 0
-    for one, codes, start, frames in zip(said, rows.codes, rows.first, rows.frames, strict=True):
-        right = codes[start + 1 : start + 1 + frames, 0].tolist()
-        wrong += min(len(right), word_errors(right, one[:, 0].tolist()))
+    for one, ways, start, frames in zip(said, unread.codes, unread.first, unread.frames, strict=True):
+        right = ways[:, start + 1 : start + 1 + frames, 0].tolist()
+        wrong += min(int(frames), *(word_errors(way, one[:, 0].tolist()) for way in right))
     frames = int(rows.frames.sum())
     return f"held out: first code {first.item():.3f}, said freely {100 - 100 * wrong / frames:.1f} % as the teacher"
 

@@ -10,7 +10,6 @@ import logging
 import os
 import pickle
 import random
-import zlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -155,7 +154,7 @@ def train_codec(options: argparse.Namespace) -> None:
 
 
 def encode(options: argparse.Namespace) -> None:
-    """Every sentence as codes, with what is said before it: all that the talker needs beside `fresh`."""
+    """Every sentence as codes, in all phases, with what is said before it: all that the talker needs beside `fresh`."""
     parts, found = [_kept(options, name) for name in ("data", "strings")], _kept(options, "codec")
     trained = codec.Codec(_fresh(options)[1].code2wav).to(options.device).eval()
     trained.encoder.load_state_dict(found["encoder"])
@@ -168,22 +167,18 @@ def encode(options: argparse.Namespace) -> None:
     asked: dict[str, list[str]] = {}
     for talk in (talk for part in parts for talk in part["talks"]):
         asked.setdefault(talk.answer, []).append(talk.turns[-2])
-    whole = torch.cat(codes, dim=1)
-    log.info("%d sentences; codes used by group: %s", len(codes), [len(group.unique()) for group in whole])
-    content = {
-        "said": [(one.text, one.voice, one.frames) for part in parts for one in part["said"]],
-        "asked": asked,
-        "codes": whole.numpy().astype("<i2"),
-        "vectors": found["vectors"],
-    }
-    _keep(options, "codes", {"content": zlib.compress(pickle.dumps(content, protocol=5))})
+    whole = torch.cat(codes, dim=2)
+    used = [len(whole[0, group].unique()) for group in range(layout.GROUPS)]
+    log.info("%d sentences; codes used by group: %s", len(codes), used)
+    said = [(one.text, one.voice, one.frames) for part in parts for one in part["said"]]
+    _keep(options, "codes", {"said": said, "asked": asked, "codes": whole.numpy(), "vectors": found["vectors"]})
 
 
 def train_talker(options: argparse.Namespace) -> None:
     """The talker on the codes, with the questions before the answers."""
-    coded, (tokenizer, model) = pickle.loads(zlib.decompress(_kept(options, "codes")["content"])), _fresh(options)
+    coded, (tokenizer, model) = _kept(options, "codes"), _fresh(options)
     writer, chance = thinker.Writer(tokenizer), random.Random(options.seed + 20)
-    codes = torch.from_numpy(coded["codes"]).long().split([frames for *_, frames in coded["said"]], dim=1)
+    codes = torch.from_numpy(coded["codes"]).split([frames for *_, frames in coded["said"]], dim=2)
     spoken = [
         talker.Spoken(
             user=_user_rows(writer, chance, coded["asked"].get(text, [""])),
@@ -285,7 +280,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--drawings", type=Path, help="what training of nano-image saved; else from the emoji font")
     parser.add_argument("--sentences", type=int, default=20_000)
-    parser.add_argument("--strings", type=int, default=45_000, help="of words, beside those that `data` draws")
+    parser.add_argument("--strings", type=int, default=100_000, help="of words, beside those that `data` draws")
     parser.add_argument("--seconds", type=float, help="of training, of each part")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count())

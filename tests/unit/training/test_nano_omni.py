@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from torch.nn import functional as F
 
 from stages.models.qwen3_omni.talker_prompt import PromptBuilder, TalkerInputs
 from stages.models.qwen3_omni.tiny_config import model_config
@@ -176,9 +177,11 @@ def test_all_experts_at_once_are_the_modules_own_sum(model):
 def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, model):
     writer = thinker.Writer(tokenizer)
     user, answer = writer.user("Say: yes"), writer.encode("Yes.")
-    codes = torch.randint(layout.CODES, (layout.GROUPS, 3))
+    codes = torch.randint(layout.CODES, (2, layout.GROUPS, 3))
     spoken = talker.Spoken(user=tuple(user), answer=tuple(answer), speaker=layout.VOICES["ethan"], codes=codes)
-    rows = talker.rows_of(model.config, writer.newline, [spoken])
+    both = talker.rows_of(model.config, writer.newline, [spoken])
+    rows = both.said([0], [1], both.text.shape[1])
+    assert torch.equal(rows.codes[0, -3:], codes[1].T)
     table = model.thinker.get_input_embeddings().weight.detach()
     speaker = talker.Talker(model.talker, table)
     ids = torch.tensor([*user, *writer.encode("<|im_start|>assistant\n")])
@@ -246,7 +249,9 @@ def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
         whole = (torch.randn(9 * layout.FRAME) * 3000).to(torch.int16)
         found = trained.coded(whole, [4, 1, 4])
         for one, piece in zip(found, whole.split([frames * layout.FRAME for frames in (4, 1, 4)]), strict=True):
-            assert torch.equal(one, trained.codes(piece[None].float() / 32768)[0])
+            later = F.pad(piece[None].float() / 32768, (3 * layout.FRAME // 8, 0))[:, : len(piece)]
+            assert torch.equal(one[0].long(), trained.codes(piece[None].float() / 32768)[0])
+            assert torch.equal(one[3].long(), trained.codes(later)[0])
 
 
 def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
