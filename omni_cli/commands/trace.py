@@ -14,6 +14,7 @@ from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
+from omni_cli.trace.explained import explained
 from omni_cli.trace.reader import PATTERN, TraceReader, find_trace, find_traces
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
@@ -99,14 +100,15 @@ def export_trace(
     from omni_cli.trace.export_perfetto import write_perfetto
 
     reader = TraceReader(find_trace(run, OUTPUTS))
-    summary = summarise(reader)
     path = out or reader.path.with_suffix(_SUFFIXES[format])
-    if format is Format.PERFETTO:
-        file = BytesIO()
-        write_perfetto(file, reader, summary)
-        data = file.getvalue()
-    else:
-        data = json.dumps(otlp(summary)).encode()
+    with explained(reader):
+        summary = summarise(reader)
+        if format is Format.PERFETTO:
+            file = BytesIO()
+            write_perfetto(file, reader, summary)
+            data = file.getvalue()
+        else:
+            data = json.dumps(otlp(summary), ensure_ascii=False).encode(errors="replace")
     write_bytes(path, data)
     typer.echo(path)
 

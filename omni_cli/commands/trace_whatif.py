@@ -7,6 +7,7 @@ import typer
 
 from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands.numbers import numbers
+from omni_cli.trace.explained import explained
 from omni_cli.trace.reader import TraceReader, find_trace
 from omni_cli.trace.recorded_plan import recorded_plan
 from omni_cli.trace.summary import summarise
@@ -45,19 +46,20 @@ def whatif(
 
     if requests is not None and concurrency is None and rate is None:
         raise typer.BadParameter("is of a load: give --concurrency or --rate as well", param_hint="--requests")
-    reader = TraceReader(find_trace(run, OUTPUTS))
-    summary = summarise(reader)
-    digest = summary.started.plan_digest if summary.started is not None else None
-    recorded = measured(recorded_plan(reader.path, digest), summary.processes)
-    plan = changed_plan(recorded, words or ())
-    workload = read_workload(reader, summary)
     callers = numbers("--concurrency", concurrency, int) if concurrency is not None else ()
     rates = numbers("--rate", rate, float) if rate is not None else ()
     demands = [Demand.of_callers(n, requests or max(8, 2 * n)) for n in callers]
     demands += [Demand.of_rate(r, requests or max(8, round(10 * r)), seed) for r in rates]
-    as_recorded = Demand.as_recorded(workload.requests)
-    again = simulate(recorded, workload, as_recorded, seed)
-    found = [simulate(plan, workload, demand, seed) for demand in demands or [as_recorded]]
+    reader = TraceReader(find_trace(run, OUTPUTS))
+    with explained(reader):
+        summary = summarise(reader)
+        digest = summary.started.plan_digest if summary.started is not None else None
+        recorded = measured(recorded_plan(reader.path, digest), summary.processes)
+        plan = changed_plan(recorded, words or ())
+        workload = read_workload(reader, summary)
+        as_recorded = Demand.as_recorded(workload.requests)
+        again = simulate(recorded, workload, as_recorded, seed)
+        found = [simulate(plan, workload, demand, seed) for demand in demands or [as_recorded]]
     fits = [f"{stage} {fit}" for stage, model in workload.models.items() for fit in model.all]
     notes = [*report.beyond(dict(workload.models)), report.NOT_MODELLED]
     if as_json:

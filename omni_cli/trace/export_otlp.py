@@ -5,12 +5,12 @@ numbers). A request with a traceparent is put into its caller's trace, below the
 """
 
 from collections.abc import Iterator
-from datetime import datetime
 from hashlib import sha256
 from typing import Any
 
 from omni_cli.errors import TraceError
 from omni_cli.runtime.events import CONTROL
+from omni_cli.trace.frame import TRACEPARENT, wall_ns
 from omni_cli.trace.split import split
 from omni_cli.trace.summary import OPEN, RequestSummary, RunSummary, StageSpan
 
@@ -24,7 +24,7 @@ def otlp(run: RunSummary) -> dict[str, Any]:
     """TracesData. Times are the wall's, by the start of the run. TraceError without run_started."""
     if run.started is None:
         raise TraceError("the trace has no run_started, which has the wall time; an export needs the trace's beginning")
-    spans = _Spans(run.started.run_id, _wall_ns(run.started.wall_time) - run.started.t_ns)
+    spans = _Spans(run.started.run_id, wall_ns(run.started.wall_time) - run.started.t_ns)
     by_process: dict[str, list[dict[str, Any]]] = {CONTROL: []}
     for process in run.processes:
         by_process[process.process] = []
@@ -43,10 +43,6 @@ def otlp(run: RunSummary) -> dict[str, Any]:
     }
 
 
-def _wall_ns(wall_time: str) -> int:
-    return int(datetime.fromisoformat(wall_time).timestamp() * 1e6) * 1000
-
-
 class _Spans:
     def __init__(self, run_id: str, offset_ns: int) -> None:
         self._run_id = run_id
@@ -61,7 +57,7 @@ class _Spans:
         message = request.error.message if request.error is not None else request.reason
         span["status"] = {"code": _ERROR if request.status in _BAD else _OK, "message": message or request.status}
         if (caller := _caller(request)) is not None:
-            span["parentSpanId"] = caller
+            span["parentSpanId"] = caller[1]
         return span
 
     def of_stage(self, request: RequestSummary, stage: StageSpan) -> dict[str, Any]:
@@ -99,17 +95,21 @@ class _Spans:
                 }
 
     def _trace_id(self, request: RequestSummary) -> str:
-        if request.traceparent is not None:
-            return request.traceparent.split("-")[1]
-        return sha256(f"{self._run_id} {request.uid}".encode()).hexdigest()[:32]
+        if (caller := _caller(request)) is not None:
+            return caller[0]
+        return sha256(f"{self._run_id} {request.uid}".encode(errors="replace")).hexdigest()[:32]
 
     def _span_id(self, request: RequestSummary, stage: str) -> str:
-        return sha256(f"{self._run_id} {request.uid} {stage}".encode()).hexdigest()[:16]
+        return sha256(f"{self._run_id} {request.uid} {stage}".encode(errors="replace")).hexdigest()[:16]
 
 
-def _caller(request: RequestSummary) -> str | None:
-    """The span that the request was made in: https://www.w3.org/TR/trace-context/#traceparent-header"""
-    return None if request.traceparent is None else request.traceparent.split("-")[2]
+def _caller(request: RequestSummary) -> tuple[str, str] | None:
+    """The trace and the span that the request was made in."""
+    if not request.traceparent:
+        return None
+    if (found := TRACEPARENT.fullmatch(request.traceparent)) is None:
+        raise ValueError(f"{request.traceparent!r} is no traceparent")
+    return found[1], found[2]
 
 
 def _attributes(values: Values) -> list[dict[str, Any]]:

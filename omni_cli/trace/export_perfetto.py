@@ -59,6 +59,11 @@ def write_perfetto(file: IO[bytes], events: Iterable[TraceEvent], run: RunSummar
         counters.see(line.source, line.event)
 
 
+def _utf8(text: str) -> str:
+    """Half of a surrogate pair, which a trace may hold, has none."""
+    return text.encode(errors="replace").decode()
+
+
 class _Writer:
     def __init__(self, file: IO[bytes]) -> None:
         self._builder = StreamingTraceProtoBuilder(file)
@@ -68,7 +73,7 @@ class _Writer:
 
     def process(self, name: str, pid: int) -> None:
         packet, track = self._descriptor((name,))
-        track.process.pid, track.process.process_name = pid, name
+        track.process.pid, track.process.process_name = pid, _utf8(name)
         self._write(packet)
 
     def track(self, process: str, name: str, of: str = "", *, counts: bool = False) -> int:
@@ -78,7 +83,7 @@ class _Writer:
             if (process,) not in self._tracks:
                 self.process(process, 0)
             packet, track = self._descriptor(key)
-            track.name, track.parent_uuid = name, self._tracks[process,]
+            track.name, track.parent_uuid = _utf8(name), self._tracks[process,]
             if counts:
                 track.counter.SetInParent()
             self._write(packet)
@@ -89,9 +94,9 @@ class _Writer:
         packet = TracePacket(timestamp=t_ns)
         packet.track_event.track_uuid, packet.track_event.type = track, kind
         if name:
-            packet.track_event.name = name
+            packet.track_event.name = _utf8(name)
         for key, value in notes.items():
-            packet.track_event.debug_annotations.add(name=key, string_value=str(value))
+            packet.track_event.debug_annotations.add(name=_utf8(key), string_value=_utf8(str(value)))
         return packet
 
     def slice(self, track: int, start_ns: int, end_ns: int, name: str, **notes: object) -> None:

@@ -1,11 +1,20 @@
-"""The first line of a trace: which run and which plan it is of."""
+"""The first line of a trace, which run and which plan it is of; and what is written as text and is more than text."""
 
+import re
 import time
 from datetime import datetime
 
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import RunStarted
 from omni_cli.trace.codec import SCHEMA
+
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+"""Version, trace, span, flags: https://www.w3.org/TR/trace-context/#traceparent-header"""
+
+
+def wall_ns(wall_time: str) -> int:
+    """Since 1970. Raises ValueError or OverflowError for what is no time of ISO 8601."""
+    return int(datetime.fromisoformat(wall_time).timestamp() * 1e6) * 1000
 
 
 def run_started(plan: ExecutionPlan, run_id: str, started_at: datetime) -> RunStarted:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import get_args
 
-from omni_cli.runtime.events import CONTROL, ControlEvent, Event, RunFinished, RunStarted
+from omni_cli.runtime.events import CONTROL, ControlEvent, Event, RequestAdmitted, RunFinished, RunStarted
 from omni_cli.trace.codec import KINDS, TraceEvent
+from omni_cli.trace.frame import TRACEPARENT, wall_ns
 from stages.events import StepDone
 
 _CONTROL_EVENTS = frozenset(get_args(ControlEvent))
@@ -65,6 +66,12 @@ class FrameAudit:
             yield "run_started twice" if self._lines else f"the first event is {KINDS[type(event)]}, not run_started"
         if isinstance(event, RunStarted):
             self._run = self._run or event
+            try:
+                wall_ns(event.wall_time)
+            except (ValueError, OverflowError):
+                yield f"wall_time is {event.wall_time!r}, no time of ISO 8601"
+        if isinstance(event, RequestAdmitted) and event.traceparent and not TRACEPARENT.fullmatch(event.traceparent):
+            yield f"traceparent is {event.traceparent!r}, none as the W3C writes it"
         if isinstance(event, RunFinished):
             self._finished = event
             if event.events != self._lines:

@@ -177,6 +177,28 @@ def test_an_export_that_fails_leaves_an_older_one_alone(omni, tmp_path):
     assert (tmp_path / "export").read_bytes() == older
 
 
+def test_an_export_says_where_a_trace_is_nonsense_and_halves_of_characters_are_none(omni, tmp_path):
+    path = tmp_path / "outputs" / "demo" / "finished" / "trace.jsonl"
+    first, *rest = path.read_text().splitlines()
+    admitted = next(n for n, line in enumerate(rest) if "request_admitted" in line)
+    for line, key, value, said in (
+        (0, "wall_time", "noon", ":1: wall_time is 'noon', no time of ISO 8601"),
+        (
+            admitted + 1,
+            "traceparent",
+            "00-a-b-c",
+            f":{admitted + 2}: traceparent is '00-a-b-c', none as the W3C writes it",
+        ),
+        (admitted + 1, "request_id", "\ud83d", ""),
+    ):
+        lines = [first, *rest]
+        lines[line] = json.dumps(json.loads(lines[line]) | {key: value})
+        path.write_text("\n".join([*lines, ""]))
+        assert said in omni("export", "finished", "--format", "otlp-json")[2]
+    for exported in ("perfetto", "otlp-json"):
+        assert omni("export", "finished", "--format", exported)[0] == 0
+
+
 def test_two_runs_are_compared_by_request(omni, tmp_path):
     code, out, _ = omni("diff", "whole_payloads", "finished", "--json")
     found = json.loads(out)

@@ -13,7 +13,7 @@ from omni_cli.errors import ConfigError, TraceError
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from omni_cli.quantile import quantile
-from omni_cli.runtime.events import RequestAdmitted
+from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
 from omni_cli.trace.codec import encode
 from omni_cli.trace.step_model import StepModel
 from omni_cli.trace.summary import summarise
@@ -244,6 +244,10 @@ def test_the_command_says_what_it_fits_predicts_and_leaves_out(recorded, tmp_pat
     assert found["notes"][-1] == NOT_MODELLED
     assert NOT_MODELLED.removeprefix("not modelled: ") in " ".join(PAGE.read_text().split())
     assert json.loads(whatif("--json"))["loads"][0]["load"] == "as recorded"
+    late = [x for x in made.trace if not (isinstance(x.event, StageSubmitted) and x.event.stage == "talker")]
+    (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in late))
+    with pytest.raises(TraceError, match=r"trace\.jsonl:\d+: request 1 was"):
+        whatif()
     (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in made.trace[:30]))
     with pytest.raises(TraceError, match="no request has finished"):
         whatif()
