@@ -11,7 +11,7 @@ from omni_cli.plan.model import ExecutionPlan, KVPlan, StagePlan
 from omni_cli.plan.placement import Placement
 from stages.config import StageTuning
 from stages.errors import CheckpointError
-from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES, FamilyContract, StageMemory
+from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES, FamilyContract, StageMemory, step_bytes
 
 _UNKNOWN = StageMemory(weight_bytes=0)
 
@@ -68,8 +68,9 @@ def memory_problems(plan: ExecutionPlan, family: FamilyContract, inventory: Inve
 def _too_small(stage: StagePlan, device: int, size: int, weight_bytes: int) -> Iterator[Problem]:
     given = int(size * stage.memory_fraction)
     asked = stage.tuning.kv_blocks or 1
-    needs = [f"its weights take {_gib(weight_bytes)}", f"a step's own work {_gib(KV_HEADROOM_BYTES)}"]
-    need = weight_bytes + KV_HEADROOM_BYTES
+    own = step_bytes(stage.execution_type, stage.tuning)
+    needs = [f"its weights take {_gib(weight_bytes)}", f"a step's own work {_gib(own)}"]
+    need = weight_bytes + own
     key = "memory_fraction"
     if stage.kv is not None and stage.kv.token_bytes:
         kv_bytes = asked * stage.kv.block_tokens * stage.kv.token_bytes

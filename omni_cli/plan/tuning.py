@@ -26,11 +26,14 @@ def max_batch(contract: StageContract, setting: StageDeployConfig) -> int:
 
 def tuned(contract: StageContract, setting: StageDeployConfig, *, on_gpu: bool) -> StageTuning:
     """The keys in effect. On the CPU there are no CUDA graphs and nothing is compiled, whatever the contract's default,
-    and transformers' decoding has chunks of its own. A step has at least a token for each request."""
+    transformers' decoding has chunks of its own, and a step cache decides on the host what is run. A step has at
+    least a token for each request."""
     given = {key: value for key in KEYS if (value := getattr(setting, key)) is not None}
     found = dataclasses.replace(contract.tuning, **given)
     if found.decode == "transformers":
         found = dataclasses.replace(found, **dict.fromkeys(EXACT_KEYS))
+    if found.step_cache == "first_block":
+        found = dataclasses.replace(found, graphs=None)
     if found.step_tokens is not None:
         found = dataclasses.replace(found, step_tokens=max(found.step_tokens, max_batch(contract, setting)))
     idle = {key: value for key, value in ON_THE_CPU.items() if getattr(found, key) is not None}
@@ -56,6 +59,9 @@ def tuning_problems(
         if value not in (None, idle) and key in useful and not on_gpu:
             message = f"is {str(value).lower()}, but `{name}` runs on the CPU, where it says nothing; leave it out"
             yield Problem(key=f"deploy.stages.{name}.{key}", message=message)
+    if setting.graphs and "graphs" in useful and (setting.step_cache or defaults.step_cache) == "first_block":
+        message = "has no effect with step_cache=first_block, which decides on the host what is run; leave it out"
+        yield Problem(key=f"deploy.stages.{name}.graphs", message=message)
     yield from _chunk_problems(name, family.stages[name], setting)
     batch = max_batch(family.stages[name], setting)
     if setting.step_tokens is not None and setting.step_tokens < batch:

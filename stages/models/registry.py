@@ -146,6 +146,12 @@ KV_HEADROOM_BYTES = 1 << 30
 CPU_KV_BYTES = 2 << 30
 
 
+def step_bytes(execution_type: ExecutionType, tuning: StageTuning) -> int:
+    """What a device keeps for a stage's steps. Graphs of denoising steps are captured later, into memory of their
+    own, since the first step of a kind runs without."""
+    return KV_HEADROOM_BYTES * (2 if execution_type == "diffusion" and tuning.graphs else 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestSize:
     """How large a request for measuring is: tokens of its prompt, all that the template adds included, tokens of text,

@@ -4,7 +4,7 @@ import torch
 
 from stages.config import StageSpec
 from stages.errors import CheckpointError, StageError
-from stages.models.registry import KV_HEADROOM_BYTES, contract
+from stages.models.registry import contract, step_bytes
 
 
 def open_device(spec: StageSpec) -> torch.device:
@@ -24,7 +24,7 @@ def open_device(spec: StageSpec) -> torch.device:
 
 def check_memory(spec: StageSpec, index: int, free: int, total: int) -> None:
     """StageError if the device has less left than the stage takes, whoever has the rest. Sizes in bytes."""
-    need = _weight_bytes(spec, index) + KV_HEADROOM_BYTES
+    need = _weight_bytes(spec, index) + step_bytes(spec.execution_type, spec.tuning)
     if need > free:
         raise StageError(
             f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "

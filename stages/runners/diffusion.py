@@ -102,16 +102,21 @@ class DiffusionRunner:
 
     def warm_up(self) -> None:
         """Guided; and where that is other code, with a single row, and with two requests."""
-        least = self._stepper.least()
-        if not self._predictor.compiles:
-            self._warm_up([least])
-            return
+        least, tuning = self._stepper.least(), self._spec.tuning
+        works, keys = [[least]], []
+        if self._predictor.compiles:
+            works += [replace(least, true_cfg_scale=1.0)], [least] * min(2, self._spec.max_batch)
+            keys.append("compile=none starts without compiled blocks")
+        if tuning.graphs:
+            keys.append("graphs=false without CUDA graphs")
         try:
-            for images in [least], [replace(least, true_cfg_scale=1.0)], [least] * min(2, self._spec.max_batch):
+            for images in works:
                 self._warm_up(images)
         except Exception as error:
-            hint = f"deploy.stages.{self._spec.stage}.compile=none starts without"
-            raise StageError(f"the warm-up with compiled blocks failed; {hint}: {error}") from error
+            if not keys:
+                raise
+            hint = ", ".join(f"deploy.stages.{self._spec.stage}.{key}" for key in keys)
+            raise StageError(f"the warm-up failed; {hint}: {error}") from error
         self._predictor.warmed_up()
 
     def _warm_up(self, images: Sequence[ImageParams]) -> None:

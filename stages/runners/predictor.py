@@ -14,6 +14,7 @@ import torch
 from stages.config import StageTuning
 from stages.messages import ImageParams
 from stages.runners.compiled_blocks import compile_blocks, compiled, configure_compiler
+from stages.runners.forward_graphs import ForwardGraphs, capture_on
 from stages.runners.step_cache import StepCache
 from stages.runners.stepper import Condition, Stepper
 
@@ -55,6 +56,7 @@ class Predictor:
         self._stepper = stepper
         self._joined = joined
         self._backend = backend
+        self._graphs: dict[int, ForwardGraphs] = {}  # of the transformer with this id
         self._counters: dict[str, int] = {}
         self._compiled: int | None = None  # codes; None before the end of the warm-up
         self._cache: StepCache | None = None
@@ -74,6 +76,10 @@ class Predictor:
                 compile_blocks(transformer, self._backend)
         if tuning.step_cache == "first_block" and transformers:
             self._cache = StepCache(transformers)
+        elif tuning.graphs:
+            for transformer in transformers:
+                forward = partial(self._stepper.predict, transformer)
+                self._graphs[id(transformer)] = ForwardGraphs(forward, capture_on(_device(transformer)))
 
     def close(self) -> None:
         if self._second is not None:
@@ -81,11 +87,14 @@ class Predictor:
 
     def warmed_up(self) -> None:
         """What is compiled from now on, requests wait for."""
-        self._compiled = compiled()
+        self._compiled = compiled() if self.compiles else None
+        for graphs in self._graphs.values():
+            graphs.forget()
 
     def counters(self) -> dict[str, int]:
         """Of the last step: its `forwards` and how many of them the cache made short (`forwards_skipped`), the
-        `forward_rows` in all of them, and how many codes were `compiled` for it that the warm-up has not met."""
+        `forward_rows` in all of them, how many were replays of a graph, and how many codes were `compiled` for it that
+        the warm-up has not met."""
         return dict(self._counters)
 
     def loss(self, uid: int) -> str:
@@ -104,6 +113,10 @@ class Predictor:
         self._counters = {"forwards": len(batches), "forward_rows": len(rows)}
         if self._cache is not None:
             self._counters["forwards_skipped"] = self._cache.skipped - skipped
+        for graphs in self._graphs.values():
+            for name, count in graphs.paths.take():
+                if count:
+                    self._counters[name] = self._counters.get(name, 0) + count
         if self._compiled is not None and compiled() > self._compiled:
             self._counters["compiled"] = compiled() - self._compiled
             self._compiled = compiled()
@@ -155,13 +168,15 @@ class Predictor:
 
     def _forward(self, batch: _Batch) -> torch.Tensor:
         latents, timesteps = torch.cat(batch.latents), torch.stack(batch.timesteps)
+        if graphs := self._graphs.get(id(batch.transformer)):
+            return graphs(batch.image, latents, timesteps, batch.conditions)
         call = partial(self._stepper.predict, batch.transformer, batch.image, latents, timesteps, batch.conditions)
         return call() if self._cache is None else self._cache.forward(batch.transformer, batch.uid, batch.side, call)
 
 
 def _moved(batch: _Batch) -> _Batch:
     """On the device of its transformer."""
-    device = next(batch.transformer.parameters()).device
+    device = _device(batch.transformer)
 
     def there(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, non_blocking=True)
@@ -180,3 +195,8 @@ def _moved(batch: _Batch) -> _Batch:
             for each in batch.conditions
         ],
     )
+
+
+def _device(transformer: Any) -> torch.device:
+    device: torch.device = next(transformer.parameters()).device
+    return device

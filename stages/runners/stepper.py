@@ -84,7 +84,8 @@ class Stepper(Protocol):
         conditions: Sequence[Condition],
     ) -> torch.Tensor:
         """One forward of one of `transformers`, on whose device everything is, over rows of one shape: latents
-        [rows, ...], timesteps [rows]."""
+        [rows, ...], timesteps [rows]. On the host nothing may depend on a tensor's values, nor on more of `image` than
+        its size: of what is called alike, a recording may be played."""
         ...
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:

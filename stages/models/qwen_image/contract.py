@@ -21,7 +21,7 @@ MOST_PIXELS = 2048 * 2048
 _SIDE, _STEPS, _TRUE_CFG_SCALE, _STRENGTH = 1024, 50, 4.0, 0.6
 _STEP_TOKENS = 32_768
 """Latent tokens of a step: 4 guided pictures of 1024x1024, which has 4096."""
-_TUNING = StageTuning(step_tokens=_STEP_TOKENS, compile="blocks", step_cache="none")
+_TUNING = StageTuning(step_tokens=_STEP_TOKENS, graphs=True, compile="blocks", step_cache="none")
 
 _PROMPT_TOKENS = 512
 EDIT_TOKENS = 3072

@@ -8,8 +8,9 @@ from diffusers import FirstBlockCacheConfig
 
 from stages.config import StageTuning
 from stages.errors import StageError
-from stages.runners import step_cache
+from stages.runners import forward_graphs, step_cache
 from stages.runners.compiled_blocks import compiled
+from stages.runners.forward_graphs import Captured
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import assert_equal
 
@@ -78,3 +79,73 @@ def test_on_two_devices_a_guided_request_is_what_two_forwards_make_of_it(tiny_fo
     assert set(ran[0]) == {threading.current_thread().name}
     assert set(ran[1]) == {"second-device_0"}
     two.runner.close()
+
+
+class Recorder:
+    """In the place of CUDA graphs: what is replayed runs over the buffers that were there when it was captured, and
+    nothing of its result is there before."""
+
+    def __init__(self, device: torch.device, full: bool = False) -> None:
+        self.pools: list[object] = []
+        self.full = full
+
+    def __call__(self, step, pool):
+        if self.full:
+            raise torch.OutOfMemoryError("nothing left")
+        self.pools.append(pool)
+        output = torch.zeros_like(step())
+        return Captured(lambda: output.copy_(step()), output, pool or object())
+
+
+@pytest.fixture
+def recorders(monkeypatch):
+    """Those of the studios of a test, in order, one a device."""
+    made = []
+
+    def capture_on(device):
+        made.append(Recorder(device))
+        return made[-1]
+
+    monkeypatch.setattr("stages.runners.predictor.capture_on", capture_on)
+    return made
+
+
+def replays(session):
+    counts = [dict(step.counters) for step in session.steps if step.rows[0].phase == "denoise"]
+    return [(each.get("graph_replays", 0), each.get("eager_runs", 0)) for each in counts]
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_composition_is_recorded_when_it_comes_again_and_its_result_stays_the_same(tiny_folder, recorders, places):
+    plain, fast = (
+        Studio(tiny_folder, joined=places == 1, places=places, tuning=tuning)
+        for tuning in (StageTuning(), StageTuning(graphs=True))
+    )
+    alone = [Asked(prompt="012", negative="3", steps=3), Asked(prompt="456", negative="7", steps=3, seed=7)]
+    for asked, expected in zip(alone, [[(0, 1), (1, 0), (1, 0)], [(1, 0)] * 3], strict=True):
+        session = fast.draw(asked)
+        assert replays(session) == [(places * many, places * eager) for many, eager in expected]
+        assert torch.equal(session.drawn[0].latents, plain.draw(asked).drawn[0].latents)
+    asked = [Asked(steps=5), Asked(negative="a longer one", steps=4), Asked(size=(128, 64), steps=2), Asked(steps=1)]
+    sessions = [studio.draw(*asked, arrivals=(0, 2, 3, 5)) for studio in (fast, plain)]
+    for drawn, exact in zip(*(session.drawn.values() for session in sessions), strict=True):
+        assert torch.equal(drawn.latents, exact.latents)
+    assert len(recorders) == places
+    for recorder in recorders:
+        first, *others = recorder.pools[-2:]  # behind the warm-up's, which are forgotten
+        assert others == [first] or first is None
+    plain.runner.close()
+    fast.runner.close()
+
+
+def test_the_oldest_composition_is_forgotten_and_without_memory_steps_run_one_by_one(tiny_folder, recorders, caplog):
+    fast = Studio(tiny_folder, tuning=StageTuning(graphs=True))
+    two, sizes = Asked(steps=2), [(64, 16 * side) for side in range(1, forward_graphs.MOST + 1) if side != 4]
+    assert replays(fast.draw(two)) == [(0, 1), (1, 0)]
+    for size in sizes:
+        fast.draw(Asked(steps=1, size=size))
+    assert replays(fast.draw(two)) == [(1, 0)] * 2  # in the last place
+    fast.draw(Asked(steps=1, size=(16, 16)))
+    recorders[0].full = True
+    assert replays(fast.draw(two)) == replays(fast.draw(two)) == [(0, 1)] * 2
+    assert "no memory for CUDA graphs" in caplog.text

@@ -1,0 +1,135 @@
+"""CUDA graphs of a transformer's forwards, captured as they come. Of a composition (size, rows, lengths of texts) the
+first forward runs operation by operation, and leaves kernels compiled and caches filled; the second is captured, and
+replayed from then on. Knows no model and no requests, and must not change a result: a replay runs the same kernels.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from stages.messages import ImageParams
+from stages.runners.graphs import Paths
+from stages.runners.stepper import Condition
+
+log = logging.getLogger("omni.graphs")
+
+MOST = 16
+"""Compositions that are remembered; then the oldest is forgotten, however often it came. What a model itself keeps of a
+composition on the device (rotations: diffusers keeps the last 128) has to outlive the graphs that read it."""
+
+Forward = Callable[[ImageParams, torch.Tensor, torch.Tensor, Sequence[Condition]], torch.Tensor]
+"""`Stepper.predict` of one transformer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """`replay` writes `output` anew, on the current stream; `pool` is the memory that graphs of one device share."""
+
+    replay: Callable[[], None]
+    output: torch.Tensor
+    pool: Any
+
+
+class Capture(Protocol):
+    """Records what `step` launches, without running it. Raises torch.OutOfMemoryError."""
+
+    def __call__(self, step: Callable[[], torch.Tensor], pool: Any) -> Captured: ...
+
+
+def capture_on(device: torch.device) -> Capture:
+    """On this device, which is the calling thread's own when it captures; what other threads do meanwhile is none of
+    its business."""
+    stream = torch.cuda.Stream(device)
+
+    def capture(step: Callable[[], torch.Tensor], pool: Any) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            torch.cuda.current_blas_handle()  # its workspace outlives the pool, and so must not lie in there
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                output = step()
+            finally:
+                graph.capture_end()
+        return Captured(graph.replay, output, graph.pool())
+
+    return capture
+
+
+@dataclass(slots=True)
+class _Composition:
+    """`inputs` are where the graph reads: latents, timesteps and the texts' tensors. None before there is one."""
+
+    inputs: Sequence[torch.Tensor] = ()
+    captured: Captured | None = None
+
+
+class ForwardGraphs:
+    """`forward` of one transformer, of which nothing depends on values but what it computes on the device. To be called
+    by one thread; `paths` counts its calls."""
+
+    def __init__(self, forward: Forward, capture: Capture) -> None:
+        self.paths = Paths()
+        self._forward = forward
+        self._capture = capture
+        self._known: dict[object, _Composition] = {}
+        self._full = False
+
+    def forget(self) -> None:
+        self._known.clear()
+
+    def __call__(
+        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
+    ) -> torch.Tensor:
+        """As `forward`. The prediction may be overwritten by the next call."""
+        inputs = [latents, timesteps, *_tensors(conditions)]
+        form = tuple((each.shape, each.dtype) for each in inputs)
+        key = (image.width, image.height, image.frames, form)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) == MOST:
+                del self._known[next(iter(self._known))]
+            self._known[key] = _Composition()
+        elif known.captured is not None:
+            for mine, given in zip(known.inputs, inputs, strict=True):
+                mine.copy_(given)
+        elif not self._full:
+            self._record(known, image, inputs, conditions)
+        if known is None or known.captured is None:
+            self.paths.eager += 1
+            return self._forward(image, latents, timesteps, conditions)
+        self.paths.replays += 1
+        known.captured.replay()
+        return known.captured.output
+
+    def _record(
+        self,
+        known: _Composition,
+        image: ImageParams,
+        inputs: Sequence[torch.Tensor],
+        conditions: Sequence[Condition],
+    ) -> None:
+        pool = next((each.captured.pool for each in self._known.values() if each.captured is not None), None)
+        known.inputs = [each.clone() for each in inputs]
+        latents, timesteps, *texts = known.inputs
+        step = partial(self._forward, image, latents, timesteps, _with(conditions, texts))
+        try:
+            known.captured = self._capture(step, pool)
+        except torch.OutOfMemoryError as error:
+            self._full = True
+            self.forget()
+            log.warning("no memory for CUDA graphs, steps run operation by operation from now on: %s", error)
+
+
+def _tensors(conditions: Sequence[Condition]) -> list[torch.Tensor]:
+    return [each for text in conditions for each in (text.embeds, text.pooled) if each is not None]
+
+
+def _with(conditions: Sequence[Condition], tensors: Sequence[torch.Tensor]) -> list[Condition]:
+    """The conditions with other tensors, in the order of `_tensors`."""
+    left = iter(tensors)
+    return [replace(text, embeds=next(left), pooled=None if text.pooled is None else next(left)) for text in conditions]
