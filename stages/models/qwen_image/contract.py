@@ -109,7 +109,9 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 tuning=_TUNING,
                 memory_share=60,
             ),
-            "text_encoder": StageContract(execution_type="llm_generation", memory_share=17),
+            "text_encoder": StageContract(
+                execution_type="llm_generation", tuning=StageTuning(graphs=True), memory_share=17
+            ),
             "denoiser": StageContract(
                 execution_type="diffusion",
                 guidance_parallel=True,

@@ -26,6 +26,7 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
+from stages.models.qwen_image.texts import TextGraphs
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.runners.stepper import Canvas, Condition, cut_off
@@ -41,15 +42,24 @@ PARTS = ("transformer", "vae", "text_encoder")
 
 class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`.
-    `pipeline` is diffusers' own over the same modules."""
+    `graphs`: on a GPU, texts are encoded by CUDA graphs. `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
     transformers: Sequence[nn.Module] = ()
+    _texts: TextGraphs | None = None
 
-    def __init__(self, model: ModelSpec, *, parts: Sequence[str] = PARTS, tiled_pixels: int = TILED_PIXELS) -> None:
+    def __init__(
+        self,
+        model: ModelSpec,
+        *,
+        parts: Sequence[str] = PARTS,
+        tiled_pixels: int = TILED_PIXELS,
+        graphs: bool = False,
+    ) -> None:
         self._parts = parts
         self._model = model
         self._tiled_pixels = tiled_pixels
+        self._graphs = graphs
 
     def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
         self._device, self._dtype = devices[0], dtype
@@ -79,6 +89,9 @@ class QwenImageStepper:
         self._channels = denoiser.get("in_channels", 64) // 4
         self._features = denoiser.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
+        if self._graphs and "text_encoder" in modules and self._device.type == "cuda":
+            most = PROMPT_TOKENS + self._pipeline.prompt_template_encode_start_idx
+            self._texts = TextGraphs(self._pipeline.text_encoder.model.language_model, self._device, most)
         return parts.held
 
     def _assembled(self, folder: Path, parts: Mapping[str, Any]) -> Any:
@@ -106,10 +119,14 @@ class QwenImageStepper:
 
     def encode(self, text: str, pictures: Sequence[torch.Tensor] = ()) -> Condition:
         pipeline = self._pipeline
-        embeds, _ = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)
-        template: str = pipeline.prompt_template_encode
-        tokens = len(pipeline.tokenizer(template.format(text)).input_ids) - pipeline.prompt_template_encode_start_idx
-        return Condition(embeds[0], cut_off(tokens, PROMPT_TOKENS), tokens=min(tokens, PROMPT_TOKENS))
+        first = pipeline.prompt_template_encode_start_idx
+        ids = pipeline.tokenizer(pipeline.prompt_template_encode.format(text)).input_ids
+        if self._texts is None:
+            embeds = pipeline.encode_prompt(text, device=self._device, max_sequence_length=PROMPT_TOKENS)[0][0]
+        else:
+            embeds = self._texts(ids)[first:].clone()
+        tokens = len(ids) - first
+        return Condition(embeds, cut_off(tokens, PROMPT_TOKENS), tokens=min(tokens, PROMPT_TOKENS))
 
     def blank(self) -> Condition:
         return Condition(torch.zeros(2, self._features, device=self._device, dtype=self._dtype))

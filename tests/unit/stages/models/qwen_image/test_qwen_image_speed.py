@@ -8,6 +8,8 @@ from diffusers import FirstBlockCacheConfig
 
 from stages.config import StageTuning
 from stages.errors import StageError
+from stages.models.qwen_image.stepper import PROMPT_TOKENS
+from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, step_cache
 from stages.runners.compiled_blocks import compiled
 from stages.runners.forward_graphs import Captured
@@ -149,3 +151,15 @@ def test_the_oldest_composition_is_forgotten_and_without_memory_steps_run_one_by
     recorders[0].full = True
     assert replays(fast.draw(two)) == replays(fast.draw(two)) == [(0, 1)] * 2
     assert "no memory for CUDA graphs" in caplog.text
+
+
+def test_texts_padded_for_a_graph_are_encoded_as_by_the_pipeline(studio, monkeypatch):
+    stepper, texts = studio.stepper, ["", "0123456789" * 6, "long " * 300]
+    with torch.inference_mode():
+        exact = [stepper.encode(text) for text in texts]
+        language = stepper.pipeline.text_encoder.model.language_model
+        monkeypatch.setattr(stepper, "_texts", TextGraphs(language, torch.device("cpu"), PROMPT_TOKENS + 34))
+        for text, expected in zip(texts, exact, strict=True):
+            found = stepper.encode(text)
+            torch.testing.assert_close(found.embeds, expected.embeds, rtol=0, atol=1e-5)
+            assert (found.tokens, found.warning) == (expected.tokens, expected.warning)
