@@ -57,9 +57,9 @@ class Measurement:
         self.exact: dict[int, np.ndarray] = {}
 
     def stepper(self) -> Shared:
-        return Shared(ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype))
+        return Shared(ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype), graphs=not self.small)
 
-    def studio(self, stepper: Shared, gpus: tuple[str, ...], places: int = 1, **tuning: str) -> Studio:
+    def studio(self, stepper: Shared, gpus: tuple[str, ...], places: int = 1, **tuning: object) -> Studio:
         """Loaded, warmed up, compiled."""
         begin = time.perf_counter()
         model = {"load_format": "dummy", "dtype": self.dtype}
@@ -125,8 +125,8 @@ class Measurement:
             self.attempt(self.two_devices)
 
     def two_devices(self) -> None:
-        both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks")
-        self.ours("omni, compiled blocks, two devices", both)
+        both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks", graphs=not self.small)
+        self.ours("omni, compiled blocks, graphs, two devices", both)
         both.runner.close()
 
     def one_device(self, stepper: Shared) -> None:
@@ -136,6 +136,8 @@ class Measurement:
         stepper.pipeline.transformer.set_attn_processor(JointAttention())
         self.ours("omni, not compiled", plain, brief=True)
         self.ours("omni, compiled blocks", self.studio(stepper, first, compile="blocks"))
+        if not self.small:
+            self.ours("omni, compiled blocks, graphs", self.studio(stepper, first, graphs=True))
         # Last, since its hooks stay on the blocks, which are compiled already.
         self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))
 

@@ -30,10 +30,19 @@ def test_pictures_are_those_of_the_cpu_and_nothing_is_compiled_for_a_request(fol
     assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
 
 
+def test_steps_that_are_replays_draw_the_same_to_the_bit(folder):
+    plain, fast = (Studio(folder, gpus=("0",), tuning=StageTuning(graphs=graphs)) for graphs in (False, True))
+    asked = [*ASKED, Asked(negative="as", steps=5)]
+    sessions = [studio.draw(*asked, arrivals=(0, 2, 3, 3)) for studio in (plain, fast)]
+    for drawn, other in zip(*(session.drawn.values() for session in sessions), strict=True):
+        assert torch.equal(drawn.latents, other.latents)
+    assert sum(count for step in sessions[1].steps for name, count in step.counters if name == "graph_replays")
+
+
 @pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("compile_", ["none", "blocks"])
 def test_two_gpus_draw_what_two_forwards_on_one_draw(folder, compile_):
-    tuning = StageTuning(compile=compile_)
+    tuning = StageTuning(compile=compile_, graphs=True)
     one, two = (Studio(folder, gpus=gpus, joined=False, tuning=tuning) for gpus in (("0",), ("0", "1")))
     for drawn, other in zip(one.draw(*ASKED).drawn.values(), two.draw(*ASKED).drawn.values(), strict=True):
         assert torch.equal(drawn.latents, other.latents)
