@@ -261,7 +261,7 @@ class DiffusionRunner:
                 uid=row.uid,
                 image=picture.image,
                 latents=picture.drawn.latents,
-                timestep=picture.drawn.timesteps[row.position],
+                timestep=picture.drawn.time(row.position),
                 conditions=picture.conditions,
             )
             for row, picture in zip(rows, pictures, strict=True)

@@ -21,7 +21,8 @@ from stages.runners.stepper import Condition, Stepper
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """Where a request stands: `latents` [1, ...], `timestep` [], and its prompt and, if guided, its negative prompt."""
+    """Where a request stands: `latents` [1, ...], `timestep` as `Canvas.time` has it, and its prompt and, if guided,
+    its negative prompt."""
 
     uid: int
     image: ImageParams

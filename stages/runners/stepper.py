@@ -1,6 +1,6 @@
 """What a denoising pipeline is to the runner: its parts, one by one. Another pipeline is another `Stepper`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,11 +28,16 @@ class Condition:
 @dataclass(slots=True)
 class Canvas:
     """A picture or video in the making: `latents` [1, ...], and `schedule`, a noise scheduler of its own that knows
-    the `timesteps` [steps] and where it stands; None once there are no more steps."""
+    the `timesteps` [steps] and where it stands; None once there are no more steps. `times` gives what a step's
+    prediction is told of its timestep, if that is more than the number."""
 
     latents: torch.Tensor
     schedule: Any = None
     timesteps: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    times: Callable[[int], torch.Tensor] | None = None
+
+    def time(self, step: int) -> torch.Tensor:
+        return self.timesteps[step] if self.times is None else self.times(step)
 
 
 class Stepper(Protocol):
@@ -84,8 +89,8 @@ class Stepper(Protocol):
         conditions: Sequence[Condition],
     ) -> torch.Tensor:
         """One forward of one of `transformers`, on whose device everything is, over rows of one shape: latents
-        [rows, ...], timesteps [rows]. On the host nothing may depend on a tensor's values, nor on more of `image` than
-        its size: of what is called alike, a recording may be played."""
+        [rows, ...], timesteps [rows, ...] as `Canvas.time` has them. On the host nothing may depend on a tensor's
+        values, nor on more of `image` than its size: of what is called alike, a recording may be played."""
         ...
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:

@@ -57,7 +57,8 @@ class Measurement:
         self.exact: dict[int, np.ndarray] = {}
 
     def stepper(self) -> Shared:
-        return Shared(ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype), graphs=not self.small)
+        model = ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype)
+        return Shared(model, graphs=not self.small, ahead=True)
 
     def studio(self, stepper: Shared, gpus: tuple[str, ...], places: int = 1, **tuning: object) -> Studio:
         """Loaded, warmed up, compiled."""

@@ -10,7 +10,7 @@ from stages.runners.diffusion import DiffusionRunner
 
 def build_runner(spec: StageSpec) -> ModelRunner:
     """The runner of `spec.stage`, not loaded yet."""
-    if image(spec.model.path).least_pictures:
-        return DiffusionRunner(spec, QwenImageEditStepper(spec.model, parts=PARTS[spec.stage]))
-    stepper = QwenImageStepper(spec.model, parts=PARTS[spec.stage], graphs=bool(spec.tuning.graphs))
-    return DiffusionRunner(spec, stepper)
+    kind = QwenImageEditStepper if image(spec.model.path).least_pictures else QwenImageStepper
+    # What is read together with pictures has no graphs.
+    graphs = bool(spec.tuning.graphs) and kind is QwenImageStepper
+    return DiffusionRunner(spec, kind(spec.model, parts=PARTS[spec.stage], graphs=graphs, ahead=bool(spec.devices)))

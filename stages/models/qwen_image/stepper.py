@@ -26,6 +26,7 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
+from stages.models.qwen_image.modulation import Modulation, Times
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
@@ -42,11 +43,13 @@ PARTS = ("transformer", "vae", "text_encoder")
 
 class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`.
-    `graphs`: on a GPU, texts are encoded by CUDA graphs. `pipeline` is diffusers' own over the same modules."""
+    `graphs`: on a GPU, texts are encoded by CUDA graphs. `ahead`: what timesteps make of the blocks is computed for
+    several steps at once. `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
     transformers: Sequence[nn.Module] = ()
     _texts: TextGraphs | None = None
+    _modulation: Modulation | None = None
 
     def __init__(
         self,
@@ -55,11 +58,13 @@ class QwenImageStepper:
         parts: Sequence[str] = PARTS,
         tiled_pixels: int = TILED_PIXELS,
         graphs: bool = False,
+        ahead: bool = False,
     ) -> None:
         self._parts = parts
         self._model = model
         self._tiled_pixels = tiled_pixels
         self._graphs = graphs
+        self._ahead = ahead
 
     def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
         self._device, self._dtype = devices[0], dtype
@@ -83,6 +88,8 @@ class QwenImageStepper:
             self.transformers = [modules["transformer"], *others]
             for transformer in self.transformers:
                 transformer.set_attn_processor(JointAttention())
+            if self._ahead and not parts.config("transformer").get("zero_cond_t"):
+                self._modulation, *_ = [Modulation(transformer) for transformer in self.transformers]
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, denoiser = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
@@ -168,7 +175,12 @@ class QwenImageStepper:
             draw()  # the picture's own latents, before the noise
             latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], draw())
         latents = pipeline._pack_latents(latents, 1, self._channels, rows, columns)
-        return Canvas(latents, schedule, timesteps[skipped:])
+        return self._canvas(latents, schedule, timesteps[skipped:])
+
+    def _canvas(self, latents: torch.Tensor, schedule: Any, timesteps: torch.Tensor) -> Canvas:
+        if self._modulation is None:
+            return Canvas(latents, schedule, timesteps)
+        return Canvas(latents, schedule, timesteps, Times(self._modulation, timesteps.to(latents.dtype) / 1000))
 
     def predict(
         self,
@@ -182,7 +194,7 @@ class QwenImageStepper:
         pictures = [condition.pictures for condition in conditions if condition.pictures is not None]
         predicted: torch.Tensor = transformer(
             hidden_states=torch.cat([latents, torch.cat(pictures)], dim=1) if pictures else latents,
-            timestep=timesteps.to(latents.dtype) / 1000,
+            timestep=timesteps.to(latents.dtype) / 1000 if self._modulation is None else timesteps,
             encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),
             attention_kwargs={"text_lengths": torch.tensor([len(text) for text in texts])},
             img_shapes=[self._grids(image)] * len(conditions),

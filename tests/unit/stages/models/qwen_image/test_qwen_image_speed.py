@@ -6,14 +6,15 @@ import pytest
 import torch
 from diffusers import FirstBlockCacheConfig
 
-from stages.config import StageTuning
+from stages.config import ModelSpec, StageTuning
 from stages.errors import StageError
-from stages.models.qwen_image.stepper import PROMPT_TOKENS
+from stages.models.qwen_image import modulation
+from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, step_cache
 from stages.runners.compiled_blocks import compiled
 from stages.runners.forward_graphs import Captured
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import assert_equal
 
 
@@ -163,3 +164,22 @@ def test_texts_padded_for_a_graph_are_encoded_as_by_the_pipeline(studio, monkeyp
             found = stepper.encode(text)
             torch.testing.assert_close(found.embeds, expected.embeds, rtol=0, atol=1e-5)
             assert (found.tokens, found.warning) == (expected.tokens, expected.warning)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_what_timesteps_make_of_several_steps_at_once_is_what_they_make_of_each(tiny_folder, monkeypatch, places):
+    monkeypatch.setattr(modulation, "STEPS", 3)
+    model = ModelSpec(path=str(tiny_folder), load_format="auto", dtype="float32")
+    plain, fast = (
+        Studio(tiny_folder, stepper=QwenImageStepper(model, ahead=ahead), places=places) for ahead in (False, True)
+    )
+    asked = [
+        Asked(negative="bad", steps=7),
+        Asked(prompt="sea", steps=4),
+        Asked(size=(128, 64), picture=gradient(8, 8)),
+    ]
+    sessions = [studio.draw(*asked, arrivals=(0, 2, 3)) for studio in (plain, fast)]
+    for exact, drawn in zip(*(session.drawn.values() for session in sessions), strict=True):
+        torch.testing.assert_close(drawn.latents, exact.latents, rtol=0, atol=1e-5)
+    for studio in (plain, fast):
+        studio.runner.close()
