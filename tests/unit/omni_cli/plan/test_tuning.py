@@ -8,7 +8,7 @@ from stages.config import StageTuning
 from stages.models.registry import StageContract
 from tests.unit.omni_cli.plan.fakes import family, plan_weights
 
-LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, graphs=True, compile="blocks")
+LANGUAGE = StageTuning(step_tokens=100, kv_block_tokens=16, graphs=True, compile="blocks", step_cache="none")
 CODEC = StageTuning(first_chunk_frames=4, chunk_frames=25, decode="exact", graphs=True)
 STAGES = {
     **family().stages,
@@ -49,7 +49,9 @@ def test_a_key_without_effect_is_refused_with_those_that_have_one(word):
     message = refusal(f"deploy.stages.talker.{word}")
     assert key in message
     assert "no use for it (it takes none of its kind)" in message
-    assert "it takes step_tokens, kv_block_tokens, graphs, compile" in refusal("deploy.stages.thinker.chunk_frames=3")
+    assert "it takes step_tokens, kv_block_tokens, graphs, compile, step_cache" in refusal(
+        "deploy.stages.thinker.chunk_frames=3"
+    )
 
 
 def test_a_step_has_a_token_for_each_request():
@@ -66,6 +68,14 @@ def test_transformers_decoding_has_chunks_of_its_own():
         message = refusal(f"deploy.stages.code2wav={{decode: transformers, {key}: {value}}}", gpus=1)
         assert f"deploy.stages.code2wav.{key}" in message
         assert "has no effect with decode=transformers" in message
+
+
+def test_a_step_cache_leaves_nothing_to_graphs():
+    word = "deploy.stages.thinker={step_cache: first_block, graphs: true}"
+    message = refusal(word, gpus=1)
+    assert "deploy.stages.thinker.graphs" in message
+    assert "has no effect with step_cache=first_block" in message
+    assert planned(word.replace(", graphs: true", ""), gpus=1).stage("thinker").tuning.graphs is None
 
 
 @pytest.mark.parametrize("key", ["first_chunk_frames", "chunk_frames"])
