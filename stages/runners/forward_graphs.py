@@ -21,6 +21,8 @@ MOST = 16
 """Compositions that are remembered; then the oldest is forgotten, however often it came. What a model itself keeps of a
 composition on the device (rotations: diffusers keeps the last 128) has to outlive the graphs that read it."""
 
+_PARTS = ("embeds", "pooled", "pictures")  # tensors of a condition
+
 Forward = Callable[[ImageParams, torch.Tensor, torch.Tensor, Sequence[Condition]], torch.Tensor]
 """`Stepper.predict` of one transformer."""
 
@@ -88,7 +90,7 @@ class ForwardGraphs:
         """As `forward`. The prediction may be overwritten by the next call."""
         inputs = [latents, timesteps, *_tensors(conditions)]
         form = tuple((each.shape, each.dtype) for each in inputs)
-        key = (image.width, image.height, image.frames, form)
+        key = (image.width, image.height, image.frames, image.pictures, form)
         known = self._known.get(key)
         if known is None:
             if len(self._known) == MOST:
@@ -126,10 +128,13 @@ class ForwardGraphs:
 
 
 def _tensors(conditions: Sequence[Condition]) -> list[torch.Tensor]:
-    return [each for text in conditions for each in (text.embeds, text.pooled) if each is not None]
+    """All of each, in order."""
+    return [each for text in conditions for name in _PARTS if (each := getattr(text, name)) is not None]
 
 
 def _with(conditions: Sequence[Condition], tensors: Sequence[torch.Tensor]) -> list[Condition]:
     """The conditions with other tensors, in the order of `_tensors`."""
     left = iter(tensors)
-    return [replace(text, embeds=next(left), pooled=None if text.pooled is None else next(left)) for text in conditions]
+    return [
+        replace(text, **{name: next(left) for name in _PARTS if getattr(text, name) is not None}) for text in conditions
+    ]

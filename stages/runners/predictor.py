@@ -77,7 +77,7 @@ class Predictor:
                 compile_blocks(transformer, self._backend)
         if tuning.step_cache == "first_block" and transformers:
             self._cache = StepCache(transformers)
-        elif tuning.graphs:
+        elif tuning.graphs and self._stepper.recordable:
             for transformer in transformers:
                 forward = partial(self._stepper.predict, transformer)
                 self._graphs[id(transformer)] = ForwardGraphs(forward, capture_on(_device(transformer)))

@@ -44,10 +44,11 @@ class Stepper(Protocol):
     """What a pipeline does in each of its parts. One request's texts and canvas never see another's.
 
     `fps` are the frames a second of its videos, 0 for pictures. `transformers` take the steps, once they are loaded,
-    one on each device; a stage that takes none has none.
+    one on each device; a stage that takes none has none. `recordable`: what they launch may become a CUDA graph.
     """
 
     fps: float
+    recordable: bool
     transformers: Sequence[nn.Module]
 
     def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:

@@ -47,6 +47,7 @@ class QwenImageStepper:
     several steps at once. `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
+    recordable = True
     transformers: Sequence[nn.Module] = ()
     _texts: TextGraphs | None = None
     _modulation: Modulation | None = None
@@ -88,7 +89,9 @@ class QwenImageStepper:
             self.transformers = [modules["transformer"], *others]
             for transformer in self.transformers:
                 transformer.set_attn_processor(JointAttention())
-            if self._ahead and not parts.config("transformer").get("zero_cond_t"):
+            # With `zero_cond_t` a step copies from the host, and pictures are told a timestep of their own.
+            self.recordable = not parts.config("transformer").get("zero_cond_t")
+            if self._ahead and self.recordable:
                 self._modulation, *_ = [Modulation(transformer) for transformer in self.transformers]
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, denoiser = parts.config("vae"), parts.config("transformer")

@@ -30,6 +30,7 @@ class SD3Stepper:
     """A `Stepper` over any folder of a StableDiffusion3Pipeline, with T5 or without it."""
 
     fps = 0.0
+    recordable = False  # not tried on a GPU
     transformers: Sequence[nn.Module] = ()
 
     def __init__(self, model: ModelSpec) -> None:

@@ -32,6 +32,7 @@ class WanStepper:
     """A `Stepper` over any folder of a WanPipeline with one transformer."""
 
     fps = FPS
+    recordable = False  # not tried on a GPU
     transformers: Sequence[nn.Module] = ()
 
     def __init__(self, model: ModelSpec) -> None:
