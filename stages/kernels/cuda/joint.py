@@ -13,7 +13,7 @@ from stages.kernels.cuda.launch import programs
 BLOCK_T = 16
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["told", "shown", "rows"])  # else some lengths are compiled anew, for a request
 def _join(
     text_query,
     text_key,
