@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,10 +36,8 @@ class Captured:
     pool: Any
 
 
-class Capture(Protocol):
-    """Records what `step` launches, without running it. Raises torch.OutOfMemoryError."""
-
-    def __call__(self, step: Callable[[], torch.Tensor], pool: Any) -> Captured: ...
+Capture = Callable[[Callable[[], torch.Tensor], Any], Captured]
+"""Records what a step launches, without running it, into a pool or a new one (None). Raises torch.OutOfMemoryError."""
 
 
 def capture_on(device: torch.device) -> Capture:

@@ -38,5 +38,5 @@ class TextGraphs:
         bucket = self._graphs.find(len(tokens))
         if bucket is None:
             raise RuntimeError(f"no graph has {len(tokens)} tokens")
-        bucket.inputs[0, : len(tokens)] = torch.tensor(tokens)
+        bucket.inputs[0, : len(tokens)].copy_(torch.tensor(tokens), non_blocking=True)
         return self._graphs.run(bucket)[: len(tokens)]
