@@ -19,7 +19,7 @@ log = logging.getLogger("omni.graphs")
 
 MOST = 16
 """Compositions that are remembered; then the oldest is forgotten, however often it came. What a model itself keeps of a
-composition on the device (rotations: diffusers keeps the last 128) has to outlive the graphs that read it."""
+composition on the device (rotations) has to outlive the graphs that read it."""
 
 _PARTS = ("embeds", "pooled", "pictures")  # tensors of a condition
 
@@ -100,11 +100,26 @@ class ForwardGraphs:
         elif not self._full:
             self._record(known, image, inputs, conditions)
         if known is None or known.captured is None:
-            self.paths.eager += 1
-            return self._forward(image, latents, timesteps, conditions)
+            return self._eager(image, latents, timesteps, conditions)
         self.paths.replays += 1
         known.captured.replay()
         return known.captured.output
+
+    def _eager(self, *step: Any) -> torch.Tensor:
+        """Once more if graphs have the memory that it lacks: such a step fails with graphs only."""
+        self.paths.eager += 1
+        try:
+            return self._forward(*step)
+        except torch.OutOfMemoryError as error:
+            if all(each.captured is None for each in self._known.values()):
+                raise
+            self._give_up(error)
+        return self._forward(*step)
+
+    def _give_up(self, error: Exception) -> None:
+        self._full = True
+        self.forget()
+        log.warning("no memory for CUDA graphs, steps run operation by operation from now on: %s", error)
 
     def _record(
         self,
@@ -120,9 +135,7 @@ class ForwardGraphs:
         try:
             known.captured = self._capture(step, pool)
         except torch.OutOfMemoryError as error:
-            self._full = True
-            self.forget()
-            log.warning("no memory for CUDA graphs, steps run operation by operation from now on: %s", error)
+            self._give_up(error)
 
 
 def _tensors(conditions: Sequence[Condition]) -> list[torch.Tensor]:

@@ -3,6 +3,7 @@
 Does not step: what follows from a prediction is the runner's.
 """
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from stages.runners.compiled_blocks import compile_blocks, compiled, configure_c
 from stages.runners.forward_graphs import ForwardGraphs, capture_on
 from stages.runners.step_cache import StepCache
 from stages.runners.stepper import Condition, Stepper
+
+log = logging.getLogger("omni.graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +84,8 @@ class Predictor:
             for transformer in transformers:
                 forward = partial(self._stepper.predict, transformer)
                 self._graphs[id(transformer)] = ForwardGraphs(forward, capture_on(_device(transformer)))
+        elif tuning.graphs and transformers:
+            log.info("no CUDA graphs of denoising steps: in a step this transformer copies from the host")
 
     def close(self) -> None:
         if self._second is not None:

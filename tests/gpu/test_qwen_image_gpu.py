@@ -1,16 +1,19 @@
 """The tiny Qwen-Image on a GPU: the pictures of the CPU, however its steps are run, and attention by flash kernels."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from omni_cli.plan.devices import visible_devices
-from stages.config import StageTuning
+from stages.config import ModelSpec, StageTuning
 from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
 from stages.models.qwen_image.attention import _ready, joint_attention
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio
+from stages.models.qwen_image.edit import QwenImageEditStepper
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
 
 COUNT = len(visible_devices())
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not COUNT, reason="needs a GPU")]
@@ -37,6 +40,31 @@ def test_steps_that_are_replays_draw_the_same_to_the_bit(folder):
     for drawn, other in zip(*(session.drawn.values() for session in sessions), strict=True):
         assert torch.equal(drawn.latents, other.latents)
     assert sum(count for step in sessions[1].steps for name, count in step.counters if name == "graph_replays")
+
+
+@pytest.mark.parametrize("compile_", ["none", "blocks"])
+def test_replays_see_the_pictures_that_are_edited(tmp_path, compile_):
+    kind = tiny.EDITS["tiny_edit_plus"]
+    model = ModelSpec(
+        path=str(built_once(tmp_path, tiny.named(kind), lambda folder: tiny.write(folder, kind))),
+        load_format="auto",
+        dtype="float32",
+    )
+    plain, fast = (
+        Studio(
+            Path(model.path),
+            gpus=("0",),
+            stepper=QwenImageEditStepper(model, ahead=True),
+            tuning=StageTuning(graphs=graphs, compile=compile_),
+        )
+        for graphs in (False, True)
+    )
+    wide, tall = gradient(90, 50), gradient(40, 77)
+    for edited in ((wide, tall), (255 - wide, 255 - tall), (tall, wide)):
+        asked = Asked(edited=edited, negative="bad")
+        one, two = (studio.draw(asked) for studio in (plain, fast))
+        assert torch.equal(one.drawn[0].latents, two.drawn[0].latents)
+        assert sum(count for step in two.steps for name, count in step.counters if name == "graph_replays") >= 3
 
 
 @pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")

@@ -6,7 +6,7 @@ modules.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -26,8 +26,10 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
+from stages.models.qwen_image.contract import EDITS
 from stages.models.qwen_image.modulation import Modulation, Times
 from stages.models.qwen_image.texts import TextGraphs
+from stages.runners.forward_graphs import MOST
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.runners.stepper import Canvas, Condition, cut_off
@@ -39,6 +41,8 @@ TILED_PIXELS = 1664 * 928
 """Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
 
 PARTS = ("transformer", "vae", "text_encoder")
+# Of all compositions that are remembered and the next, each with as many pictures as are edited at most.
+_ROTATIONS = (MOST + 1) * (1 + max(most for most, _ in EDITS.values()))
 
 
 class QwenImageStepper:
@@ -89,6 +93,9 @@ class QwenImageStepper:
             self.transformers = [modules["transformer"], *others]
             for transformer in self.transformers:
                 transformer.set_attn_processor(JointAttention())
+                # Graphs read the rotations of their grids; diffusers keeps 128, those of all devices together.
+                places: Any = transformer.pos_embed
+                places._compute_video_freqs = lru_cache(_ROTATIONS)(places._compute_video_freqs)
             # With `zero_cond_t` a step copies from the host, and pictures are told a timestep of their own.
             self.recordable = not parts.config("transformer").get("zero_cond_t")
             if self._ahead and self.recordable:

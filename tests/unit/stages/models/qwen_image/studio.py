@@ -187,3 +187,9 @@ class Studio:
                 session.drawn[event.uid].error = event.error.message
             elif isinstance(event, StageCancelled):
                 session.cancelled.add(event.uid)
+
+
+def replays(session: Session) -> list[tuple[int, int]]:
+    """Of each denoising step: forwards that were replays of a graph, and that were not."""
+    counts = [dict(step.counters) for step in session.steps if step.rows[0].phase == "denoise"]
+    return [(each.get("graph_replays", 0), each.get("eager_runs", 0)) for each in counts]

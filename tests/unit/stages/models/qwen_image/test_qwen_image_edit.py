@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from stages.config import ModelSpec
+from stages.config import ModelSpec, StageTuning
 from stages.models.cache import built_once
 from stages.models.qwen_image import edit, tiny
 from stages.models.qwen_image.contract import CONTRACTS, check_model, edge_bytes, edited, image
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient, replays
 from tests.unit.stages.models.qwen_image.test_qwen_image_batches import assert_alike
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import TOLERANCE
 from tests.unit.stages.models.qwen_image.test_qwen_image_split import Chain, pixels
@@ -46,8 +46,8 @@ class Desk:
         self.reference.set_progress_bar_config(disable=True)
         self.model = ModelSpec(path=str(self.folder), load_format="auto", dtype="float32")
 
-    def studio(self, **settings) -> Studio:
-        return Studio(self.folder, stepper=edit.QwenImageEditStepper(self.model), **settings)
+    def studio(self, ahead=False, **settings) -> Studio:
+        return Studio(self.folder, stepper=edit.QwenImageEditStepper(self.model, ahead=ahead), **settings)
 
     def expected(self, asked: Asked, output: str):
         pictures = [Image.fromarray(picture) for picture in asked.edited]
@@ -181,15 +181,35 @@ def test_the_second_device_gets_the_pictures_too(desks):
     desks[PLUS].assert_equal(desks[PLUS].studio(places=2).draw(asked).drawn[0], asked)
 
 
-def test_the_transformer_may_read_the_pictures_as_free_of_noise(desks, studios, monkeypatch):
+def test_a_recorded_step_sees_the_pictures_of_its_request(desks, studios, recorders):
+    desk, settings = desks[PLUS], {"ahead": True, "places": 2, "joined": False}
+    plain, fast = (desk.studio(tuning=StageTuning(graphs=graphs), **settings) for graphs in (False, True))
+    first = Asked(edited=(WIDE, TALL), negative="bad", steps=3)
+    others = [replace(first, edited=edited) for edited in ((255 - WIDE, 255 - TALL), (TALL, WIDE))]
+    new, known = [(0, 2), (2, 0), (2, 0)], [(2, 0)] * 3
+    for asked, expected in zip([first, *others], (new, known, new), strict=True):
+        session = fast.draw(asked)
+        assert replays(session) == expected
+        assert torch.equal(session.drawn[0].latents, plain.draw(asked).drawn[0].latents)
+        assert_alike(session.drawn[0], studios[PLUS].draw(asked).drawn[0])
+    for studio in (plain, fast):
+        studio.runner.close()
+
+
+def test_the_transformer_may_read_the_pictures_as_free_of_noise(desks, studios, monkeypatch, tmp_path, caplog):
     asked = Asked(edited=(WIDE, TALL), steps=2)
-    before = studios[PLUS].draw(asked).drawn[0].pixels
-    for transformer in (desks[PLUS].reference.transformer, studios[PLUS].stepper.transformers[0]):
-        for part in (transformer, *transformer.transformer_blocks):
-            monkeypatch.setattr(part, "zero_cond_t", True)
-    session = studios[PLUS].draw(asked)
+    copied = shutil.copytree(desks[PLUS].folder, tmp_path / "copy")
+    config = copied / "transformer" / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "zero_cond_t": True}))
+    model = replace(desks[PLUS].model, path=str(copied))
+    with caplog.at_level("INFO", "omni.graphs"):
+        studio = Studio(copied, stepper=edit.QwenImageEditStepper(model, ahead=True), tuning=StageTuning(graphs=True))
+    assert "no CUDA graphs of denoising steps" in caplog.text
+    for part in (desks[PLUS].reference.transformer, *desks[PLUS].reference.transformer.transformer_blocks):
+        monkeypatch.setattr(part, "zero_cond_t", True)
+    session = studio.draw(asked)
     desks[PLUS].assert_equal(session.drawn[0], asked)
-    assert (session.drawn[0].pixels != before).any()
+    assert (session.drawn[0].pixels != studios[PLUS].draw(asked).drawn[0].pixels).any()
 
 
 def test_a_folder_is_known_by_its_class_and_needs_its_processor(desks, tmp_path):

@@ -13,8 +13,8 @@ from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, step_cache
 from stages.runners.compiled_blocks import compiled
-from stages.runners.forward_graphs import Captured
-from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
+from stages.runners.forward_graphs import Captured, ForwardGraphs
+from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient, replays
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import assert_equal
 
 
@@ -84,40 +84,6 @@ def test_on_two_devices_a_guided_request_is_what_two_forwards_make_of_it(tiny_fo
     two.runner.close()
 
 
-class Recorder:
-    """In the place of CUDA graphs: what is replayed runs over the buffers that were there when it was captured, and
-    nothing of its result is there before."""
-
-    def __init__(self, device: torch.device, full: bool = False) -> None:
-        self.pools: list[object] = []
-        self.full = full
-
-    def __call__(self, step, pool):
-        if self.full:
-            raise torch.OutOfMemoryError("nothing left")
-        self.pools.append(pool)
-        output = torch.zeros_like(step())
-        return Captured(lambda: output.copy_(step()), output, pool or object())
-
-
-@pytest.fixture
-def recorders(monkeypatch):
-    """Those of the studios of a test, in order, one a device."""
-    made = []
-
-    def capture_on(device):
-        made.append(Recorder(device))
-        return made[-1]
-
-    monkeypatch.setattr("stages.runners.predictor.capture_on", capture_on)
-    return made
-
-
-def replays(session):
-    counts = [dict(step.counters) for step in session.steps if step.rows[0].phase == "denoise"]
-    return [(each.get("graph_replays", 0), each.get("eager_runs", 0)) for each in counts]
-
-
 @pytest.mark.parametrize("places", [1, 2])
 def test_a_composition_is_recorded_when_it_comes_again_and_its_result_stays_the_same(tiny_folder, recorders, places):
     plain, fast = (
@@ -152,6 +118,28 @@ def test_the_oldest_composition_is_forgotten_and_without_memory_steps_run_one_by
     recorders[0].full = True
     assert replays(fast.draw(two)) == replays(fast.draw(two)) == [(0, 1)] * 2
     assert "no memory for CUDA graphs" in caplog.text
+
+
+def test_a_step_takes_the_memory_that_graphs_have(caplog):
+    def forward(image, latents, timesteps, conditions):
+        if len(latents) > 2 or (len(latents) > 1 and any(each.captured for each in graphs._known.values())):
+            raise torch.OutOfMemoryError("nothing left")
+        return latents + timesteps
+
+    graphs = ForwardGraphs(forward, lambda step, pool: Captured(lambda: None, step(), pool))
+    taken = [graphs(Asked().image, torch.zeros(rows, 1), torch.ones(1), ()).sum() for rows in (1, 1, 2, 1, 1)]
+    assert (taken, graphs.paths.take()) == ([1, 1, 2, 1, 1], (("graph_replays", 1), ("eager_runs", 4)))
+    assert caplog.text.count("no memory for CUDA graphs") == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        graphs(Asked().image, torch.zeros(3, 1), torch.ones(1), ())
+
+
+def test_the_rotations_that_graphs_read_outlive_them(studio):
+    rotations = studio.stepper.transformers[0].pos_embed._compute_video_freqs
+    first = rotations(1, 2, 2, 0, torch.device("cpu"))
+    for side in range(forward_graphs.MOST * 9):
+        rotations(1, 2, 3 + side, 0, torch.device("cpu"))
+    assert rotations(1, 2, 2, 0, torch.device("cpu")) is first
 
 
 def test_texts_padded_for_a_graph_are_encoded_as_by_the_pipeline(studio, monkeypatch):
