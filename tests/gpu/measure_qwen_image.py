@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from diffusers.models.transformers.transformer_qwenimage import QwenDoubleStreamAttnProcessor2_0
+from torch.profiler import ProfilerActivity, profile
 
 from stages.config import ModelSpec, StageTuning
 from stages.connectors import inline
@@ -30,6 +31,7 @@ from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 
 PUBLISHED = Path(qwen_image.__file__).parent / "configs" / "20b"
 PROMPT, NEGATIVE = "0123456789" * 6, "0123456789"  # texts of unequal lengths, a token a digit
+OTHERS = PROMPT[::-1], NEGATIVE[::-1]  # of the same lengths
 
 
 class Shared(QwenImageStepper):
@@ -54,7 +56,7 @@ class Measurement:
         self.out = Path(arguments.out)
         self.start = time.perf_counter()
         self.found: list[dict[str, object]] = []
-        self.exact: dict[int, np.ndarray] = {}
+        self.exact: dict[tuple[int, str], np.ndarray] = {}
 
     def stepper(self) -> Shared:
         model = ModelSpec(path=str(self.folder), load_format="dummy", dtype=self.dtype)
@@ -80,18 +82,19 @@ class Measurement:
             torch.cuda.synchronize(index)
         return time.perf_counter()
 
-    def ours(self, way: str, studio: Studio, *, brief: bool = False) -> None:
+    def ours(self, way: str, studio: Studio, *, brief: bool = False, known: bool = False) -> None:
+        prompt, negative = OTHERS if known else (PROMPT, NEGATIVE)
         for side, steps, few in self.works:
-            asked = Asked(prompt=PROMPT, negative=NEGATIVE, size=(side, side), steps=few if brief else steps)
-            # Other texts, as those that are known are not encoded again.
-            studio.draw(Asked(prompt=PROMPT[1:], negative=NEGATIVE[1:], size=(side, side), steps=2))
+            asked = Asked(prompt=prompt, negative=negative, size=(side, side), steps=few if brief else steps)
+            # Other texts, as those that are known are not encoded again, and other lengths, so that no graph has them.
+            studio.draw(Asked(prompt=prompt[1:], negative=negative[1:], size=(side, side), steps=2))
             begin = self.clock()
             session = studio.draw(asked)
             seconds, drawn = self.clock() - begin, session.drawn[0]
             if drawn.pixels is None:
                 self.note(way, side, asked.steps, seconds, error=drawn.error)
                 continue
-            exact = self.exact.setdefault(side, drawn.pixels) if not brief else drawn.pixels
+            exact = self.exact.setdefault((side, prompt), drawn.pixels) if not brief else drawn.pixels
             said = dict(drawn.payload.meta).get("warning", "")
             counters = [dict(step.counters) for step in session.steps if step.counters]
             self.note(way, side, asked.steps, seconds, psnr=psnr(drawn.pixels, exact), said=said, last=counters[-1])
@@ -130,6 +133,24 @@ class Measurement:
         self.ours("omni, compiled blocks, graphs, two devices", both)
         both.runner.close()
 
+    def graphs(self, stepper: Shared) -> None:
+        """Texts of lengths that no graph has yet, and texts of lengths that one has; what is in the graphs."""
+        studio = self.studio(stepper, self.gpus[:1], graphs=True)
+        self.ours("omni, compiled blocks, graphs", studio)
+        self.ours("omni, compiled blocks, graphs, lengths that were there before", studio, known=True)
+        for graphs in studio.runner._predictor._graphs.values():
+            for key, known in graphs._known.items():
+                if known.captured is None:
+                    continue
+                begin = self.clock()
+                for _ in range(10):
+                    known.captured.replay()
+                print(f"{key}: {1e2 * (self.clock() - begin):.2f} ms a replay")
+                with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                    known.captured.replay()
+                    self.clock()
+                print(seen.key_averages().table(sort_by="self_device_time_total", row_limit=15))
+
     def one_device(self, stepper: Shared) -> None:
         first = self.gpus[:1]
         plain = self.studio(stepper, first)
@@ -138,7 +159,7 @@ class Measurement:
         self.ours("omni, not compiled", plain, brief=True)
         self.ours("omni, compiled blocks", self.studio(stepper, first, compile="blocks"))
         if not self.small:
-            self.ours("omni, compiled blocks, graphs", self.studio(stepper, first, graphs=True))
+            self.attempt(self.graphs, stepper)
         # Last, since its hooks stay on the blocks, which are compiled already.
         self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))
 
