@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stages.models.qwen3_omni import tiny_config, tiny_tokenizer
+from training.nano_image.drawings import SIDE
 
 GROUPS, CODES = 16, 512
 FRAME = 1920
@@ -162,6 +163,7 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
     """The folder as published."""
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    pixels = SIDE**2  # as trained: the processor scales other pictures
     files = {
         "config.json": config_json(tokenizer),
         "generation_config.json": {
@@ -175,8 +177,11 @@ def save(folder: Path, model: Any, tokenizer: Any) -> None:
             "pad_token_id": tokenizer.convert_tokens_to_ids("<|endoftext|>"),
         },
         "tokenizer_config.json": tiny_tokenizer.tokenizer_config() | {"added_tokens_decoder": _added(tokenizer)},
-        "preprocessor_config.json": tiny_config.preprocessor_config(),
-        "processor_config.json": tiny_config.processor_config(),
+        "preprocessor_config.json": tiny_config.preprocessor_config() | {"min_pixels": pixels, "max_pixels": pixels},
+        "processor_config.json": _merged(
+            tiny_config.processor_config(),
+            {"image_processor": {"size": {"shortest_edge": pixels, "longest_edge": pixels}}},
+        ),
     }
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

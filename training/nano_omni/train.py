@@ -27,9 +27,8 @@ from training.nano_omni.perception import HEARD_RATE
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SECONDS = {"thinker": 240.0, "codec": 270.0, "talker": 900.0}
+_SECONDS = {"thinker": 240.0, "codec": 270.0, "talker": 660.0}
 _SHORT = 8  # letters: what is so short is said in every voice
-_SIDE = 128  # pixels of a picture that it learns to see
 _HELD = 256  # sentences that are said to be heard for the scores, or said freely
 _HEARD_S = 4.5  # of a sound, at most: few are longer
 _MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's prompt

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch.nn import functional as F
+from transformers import AutoImageProcessor
 
 from stages.models.qwen3_omni.talker_prompt import PromptBuilder, TalkerInputs
 from stages.models.qwen3_omni.tiny_config import model_config
@@ -262,3 +263,6 @@ def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
     with safe_open(tmp_path / "whole" / "model.safetensors", "pt") as file:
         assert pattern(file.keys()) == pattern(weights(model_config(512)))
     assert pack(tmp_path / "whole", tmp_path / "packed") < 18e6
+    scaling = AutoImageProcessor.from_pretrained(tmp_path / "whole")
+    for side in (64, 128, 300):  # as large as it has learned, whatever it is given
+        assert scaling(np.zeros((side, side, 3), np.uint8), return_tensors="pt").image_grid_thw.tolist() == [[1, 8, 8]]
