@@ -23,7 +23,7 @@ from omni_cli.eval.judges import RATE, Judges
 from omni_cli.eval.scores import HEADER, SHORT, Answer, all_scores
 from omni_cli.streams import say
 
-_FIRST = 8  # spoken items that are asked again, one at a time and with nothing streamed
+_FIRST = 8  # spoken items that are asked again, one at a time: streamed as before, and not
 
 
 def evaluate(
@@ -50,7 +50,7 @@ def evaluate(
     folder = RunFolder.claim(out) if out else RunFolder.create(recipe=prepared.loaded.recipe, started_at=prepared.now)
     together, code = _asked(words, folder.path / "together", items, seed)
     singles, second = _asked((*words, *alone), folder.path / "alone", first, seed)
-    unstreamed, third = _asked((*words, *whole), folder.path / "whole", first if whole else [], seed)
+    unstreamed, third = _asked((*words, *alone, *whole), folder.path / "whole", first if whole else [], seed)
     say("judging")
     scores = all_scores(together, singles, unstreamed, Judges(model))
     report = Report(

@@ -96,8 +96,8 @@ Mark = Callable[[], float | tuple[float, float]]
 def all_scores(
     answers: Sequence[Answer], alone: Sequence[Answer], whole: Sequence[Answer], judges: Judges
 ) -> list[Score]:
-    """`alone` and `whole` answer the first spoken items that are not very short, `alone` one at a time, `whole` with
-    nothing streamed."""
+    """`alone` and `whole` answer the first spoken items that are not very short, one at a time, `whole` with nothing
+    streamed."""
     found: dict[str, list[Mark]] = defaultdict(list)
     for name, mark in _marks(answers, alone, whole, judges):
         found[name].append(mark)
@@ -137,7 +137,7 @@ def _marks(
     first = [one for one in spoken if one.item.topic != SHORT]
     for one, other in zip(first, alone, strict=False):
         yield "speech: words alone as together", partial(_agree, one, other, judges)
-    for one, other in zip(first, whole, strict=False):
+    for one, other in zip(alone, whole, strict=False):
         yield "speech: streamed equals whole", partial(_alike, one, other)
 
 

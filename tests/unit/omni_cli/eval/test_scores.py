@@ -70,7 +70,7 @@ def test_spoken_answers() -> None:
         spoken("very short", "1", "noise bye bye"),
     ]
     other = [replace(answers[0], sound=sound("the sky is red")), *answers[1:3]]
-    found = scored(answers, other, other)
+    found = scored(answers, other, answers[:3])
     assert values(found) == {
         "words of templates": pytest.approx(8 / 9),
         "words of word strings": 0.0,
