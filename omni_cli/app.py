@@ -3,10 +3,10 @@
 A verb's module is imported only when it is called, so that `omni --help` costs nothing. Must not know what verbs do.
 """
 
-import errno
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from omni_cli import streams
 from omni_cli.errors import ConfigError, OmniError
 
-EXIT_FAILED, EXIT_REFUSED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED = 1, 2, 130, 141, 143
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED = 1, 130, 141, 143
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +147,8 @@ def _run(args: list[str]) -> int:
             return complete(args)
         app(args, prog_name="omni")
     except OmniError as error:
+        if error.__cause__ is not None and os.environ.get("OMNI_TRACEBACK"):
+            traceback.print_exception(error)
         return _fail(str(error), error.exit_code)
     except BrokenPipeError as error:
         return _unwritten(error)
@@ -162,8 +164,6 @@ def _run(args: list[str]) -> int:
             raise
         if isinstance(error, OSError) and (failure := streams.settle()):
             return _unwritten(failure)
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # whoever asked for a path
-            return _fail(f"{error.filename}: {error.strerror}", EXIT_REFUSED)
         return _fail(
             f"internal error: {type(error).__name__}: {error} (OMNI_TRACEBACK=1 shows where; please report it)",
             EXIT_FAILED,

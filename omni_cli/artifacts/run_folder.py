@@ -48,7 +48,7 @@ class RunFolder:
         """The very folder that the user named: it must be absent or empty; `otherwise` is what else can be done. Raises
         ConfigError, ArtifactError."""
         path = Path(os.path.abspath(path))
-        if path.exists() and not path.is_dir():
+        if os.path.exists(path) and not os.path.isdir(path):
             raise ConfigError(f"{path}: is no folder: name one that is empty or absent")
         make_folder(path)
         try:
@@ -63,7 +63,7 @@ class RunFolder:
     def reopen(cls, path: Path) -> "RunFolder":
         """The folder of an earlier run, to read it or to go on with it. Raises ConfigError."""
         run = cls(path=Path(os.path.abspath(path)))
-        if not run.path.is_dir():
+        if not os.path.isdir(run.path):
             raise ConfigError(f"{run.path}: there is no such run folder")
         if not run.manifest.exists() and not run.results.exists():
             raise ConfigError(f"{run.path}: is no run folder: it has neither manifest.json nor results.jsonl")

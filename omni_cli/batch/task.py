@@ -12,7 +12,7 @@ from omni_cli.config.load import LoadedConfig
 from omni_cli.config.request import RequestLine
 from omni_cli.config.sampling import SEEDS
 from omni_cli.errors import InputError, OmniError
-from omni_cli.inputs.conversation import KINDS, Conversation, from_messages, from_prompt
+from omni_cli.inputs.conversation import Conversation, from_messages, from_prompt
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.drawing import content_problems, drawing, shows_previews
 from omni_cli.plan.model import ExecutionPlan
@@ -107,7 +107,7 @@ class Task:
 def make_task(line: RequestLine, loaded: LoadedConfig, *, request_id: str, where: str, keep: bool) -> Task:
     """Opens and decodes what the line names. Raises InputError."""
     outputs = wanted(line, loaded)
-    talk = converse(line, loaded.family.media)
+    talk = converse(line)
     foreign = talk.kinds - set(loaded.family.media)
     if foreign:
         takes = ", ".join(("text", *loaded.family.media))
@@ -126,12 +126,12 @@ def make_task(line: RequestLine, loaded: LoadedConfig, *, request_id: str, where
     )
 
 
-def converse(line: RequestLine, takes: Sequence[str] = KINDS[1:]) -> Conversation:
+def converse(line: RequestLine) -> Conversation:
     if line.messages is None:
-        return from_prompt(line.prompt, images=line.images, audios=line.audios, videos=line.videos, takes=takes)
+        return from_prompt(line.prompt, images=line.images, audios=line.audios, videos=line.videos)
     if line.images or line.audios or line.videos:
         raise InputError("images, audios and videos go into the parts of `messages` when it is given", param="messages")
-    return from_messages(line.messages, takes=takes)
+    return from_messages(line.messages)
 
 
 def wanted(line: RequestLine, loaded: LoadedConfig) -> tuple[str, ...]:

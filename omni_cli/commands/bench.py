@@ -1,5 +1,6 @@
 """`omni bench`: measures this machine and this version. A missed aim is a result, not a failure."""
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +19,8 @@ _MOST = (1 << 20) - 1  # of what is counted: a talker is asked for a token more 
 
 def _place(path: Path | None) -> Path | None:
     """Refuses before the measurement, not after it, what could not be written then."""
-    if path is not None and (path.is_dir() or not path.parent.is_dir()):
-        raise typer.BadParameter(f"{path} is a folder" if path.is_dir() else f"there is no folder {path.parent}")
+    if path is not None and (os.path.isdir(path) or not os.path.isdir(path.parent)):
+        raise typer.BadParameter(f"{path} is a folder" if os.path.isdir(path) else f"there is no folder {path.parent}")
     return path
 
 

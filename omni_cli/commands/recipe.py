@@ -1,5 +1,6 @@
 """`omni recipe`: the recipes there are, one of them, a copy to work on, and whether it would run. Starts nothing."""
 
+import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -46,7 +47,7 @@ def cp(
 ) -> None:
     """Copy a recipe, to change it and run it with recipe=FILE."""
     source = _path(name, _library())
-    destination = target / source.name if target.is_dir() else target
+    destination = target / source.name if os.path.isdir(target) else target
     if destination.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{shown(destination)}: a recipe's file ends in .yaml")
     text = source.read_text(encoding="utf-8")

@@ -14,10 +14,10 @@ from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
-from omni_cli.trace.explained import explained
 from omni_cli.trace.reader import PATTERN, TraceReader, find_trace, find_traces
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
+from omni_cli.trace.soundness import presumed_sound
 from omni_cli.trace.summary import OPEN, RequestSummary, RunSummary, summarise
 from omni_cli.trace.why import ending, moment
 
@@ -66,7 +66,7 @@ def why_trace(
     ] = None,
 ) -> None:
     """What a request waits for, in a paragraph: not submitted, data, a slot, its steps, or to be routed."""
-    if os.path.isfile(request) or (os.path.isdir(request) and any(Path(request).glob(PATTERN))):
+    if _has_run(request) and not _has_run(run):
         request, run = "" if run == "latest" else run, request  # the order of every other command
     reader = TraceReader(find_trace(run, OUTPUTS))
     chosen = _chosen(summarise(reader), request, "omni trace why REQUEST [RUN]: ")[-1]
@@ -101,7 +101,7 @@ def export_trace(
 
     reader = TraceReader(find_trace(run, OUTPUTS))
     path = out or reader.path.with_suffix(_SUFFIXES[format])
-    with explained(reader):
+    with presumed_sound(reader):
         summary = summarise(reader)
         if format is Format.PERFETTO:
             file = BytesIO()
@@ -122,6 +122,10 @@ def check_trace(run: Run = "latest") -> None:
     clean = [_is_clean(path) for path in find_traces(run, OUTPUTS)]
     if not all(clean):
         raise typer.Exit(1)
+
+
+def _has_run(path: str) -> bool:
+    return os.path.isfile(path) or (os.path.isdir(path) and any(Path(path).glob(PATTERN)))
 
 
 def _is_clean(path: Path) -> bool:

@@ -7,9 +7,9 @@ import typer
 
 from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands.numbers import numbers
-from omni_cli.trace.explained import explained
 from omni_cli.trace.reader import TraceReader, find_trace
 from omni_cli.trace.recorded_plan import recorded_plan
+from omni_cli.trace.soundness import presumed_sound
 from omni_cli.trace.summary import summarise
 
 app = typer.Typer()
@@ -51,15 +51,16 @@ def whatif(
     demands = [Demand.of_callers(n, requests or max(8, 2 * n)) for n in callers]
     demands += [Demand.of_rate(r, requests or max(8, round(10 * r)), seed) for r in rates]
     reader = TraceReader(find_trace(run, OUTPUTS))
-    with explained(reader):
+    with presumed_sound(reader):
         summary = summarise(reader)
-        digest = summary.started.plan_digest if summary.started is not None else None
-        recorded = measured(recorded_plan(reader.path, digest), summary.processes)
-        plan = changed_plan(recorded, words or ())
+    digest = summary.started.plan_digest if summary.started is not None else None
+    recorded = measured(recorded_plan(reader.path, digest), summary.processes)
+    plan = changed_plan(recorded, words or ())
+    with presumed_sound(reader):
         workload = read_workload(reader, summary)
         as_recorded = Demand.as_recorded(workload.requests)
         again = simulate(recorded, workload, as_recorded, seed)
-        found = [simulate(plan, workload, demand, seed) for demand in demands or [as_recorded]]
+    found = [simulate(plan, workload, demand, seed) for demand in demands or [as_recorded]]
     fits = [f"{stage} {fit}" for stage, model in workload.models.items() for fit in model.all]
     notes = [*report.beyond(dict(workload.models)), report.NOT_MODELLED]
     if as_json:

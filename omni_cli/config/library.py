@@ -4,6 +4,7 @@ A folder of the user's may hold recipes (at its top or in `recipes/`) and group 
 its files come before bundled ones of the same name. Reads names only, never a file's content.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,7 @@ class Library:
     @classmethod
     def of(cls, config_dirs: Sequence[Path] = ()) -> "Library":
         for folder in config_dirs:
-            if not folder.is_dir():
+            if not os.path.isdir(folder):
                 raise ConfigError(f"configuration folder {shown(folder)} does not exist")
         own = [folder / "recipes" for folder in config_dirs] + list(config_dirs)
         return cls(conf=(*config_dirs, bundled("conf")), recipes=(*own, bundled("recipes")))

@@ -30,7 +30,7 @@ def recipe_chain(library: Library, recipe: str) -> tuple[RecipeFile, ...]:
     or a recipe that includes itself."""
     if is_file(recipe):
         path = Path(os.path.abspath(Path(recipe).expanduser()))
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise ConfigError(f"recipe ({COMMAND_LINE}): there is no file {shown(path)} ({path})")
         start = RecipeFile(name="@file", title=path.stem, file=read_yaml(path))
     else:
@@ -56,7 +56,7 @@ def _follow(library: Library, recipe: RecipeFile, found: dict[str, RecipeFile], 
 def _beside(recipe: RecipeFile, name: str) -> Path | None:
     """A recipe given as a file may build on its neighbours."""
     path = recipe.file.path.parent / f"{name}.yaml"
-    return path if recipe.name.startswith("@") and path.is_file() else None
+    return path if recipe.name.startswith("@") and os.path.isfile(path) else None
 
 
 def _parents(recipe: RecipeFile) -> Iterator[str]:

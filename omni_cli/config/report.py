@@ -16,14 +16,13 @@ _WORDS = {
     "missing": "is missing",
     "string_type": "should be text",
     "string_unicode": "holds a lone surrogate, which is no character",
-    "string_too_short": "should not be empty",
     "int_type": "should be a whole number",
     "float_type": "should be a number",
     "bool_type": "should be true or false",
     "none_required": "should be null",
     "list_type": "should be a list",
     "tuple_type": "should be a list",
-    "too_short": "is empty",
+    "too_short": "has a length of {actual_length}, less than {min_length}",
     "too_long": "has a length of {actual_length}, more than {max_length}",
     "model_type": _OBJECT,
     "model_attributes_type": _OBJECT,
@@ -52,7 +51,7 @@ def worded(error: Mapping[str, Any]) -> str:
     """What pydantic found, an entry of its `errors()`, as words behind a key."""
     if error["type"] in _WORDS:
         return _WORDS[error["type"]].format(**error.get("ctx", {}))
-    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    message = str(error["msg"]).removeprefix("Value error, ").removeprefix("Input ").removeprefix("String ")
     return message[:1].lower() + message[1:]
 
 

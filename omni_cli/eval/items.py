@@ -1,5 +1,6 @@
 """What a checkpoint is asked and what the right answers are, as its own `eval.jsonl` has it. Asks nothing."""
 
+import os
 from collections import defaultdict
 from pathlib import Path
 from random import Random
@@ -40,7 +41,7 @@ class Item(BaseModel):
 def read_items(folder: Path) -> list[Item]:
     """Raises ConfigError where the checkpoint has none, InputError, which names the line, where one is wrong."""
     path, found = folder / ITEMS_FILE, []
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ConfigError(f"there is no {path}: the checkpoint was published without questions and answers")
     for number, line in enumerate(read_text(str(path), "items", limits=_LIMITS).splitlines(), 1):
         try:

@@ -50,12 +50,10 @@ class Conversation:
 
 
 class ConversationBuilder:
-    """Collects the parts of one request and decodes their media, each from a path or from bytes. `takes` are the media
-    that the model takes: one with another is for others to refuse."""
+    """Collects the parts of one request and decodes their media, each from a path or from bytes."""
 
-    def __init__(self, limits: InputLimits, takes: Sequence[str] = KINDS[1:]) -> None:
+    def __init__(self, limits: InputLimits) -> None:
         self.limits = limits
-        self.takes = takes
         self.tensors: list[Tensor] = []
         self.facts: list[MediaFact] = []
 
@@ -92,7 +90,7 @@ class ConversationBuilder:
         if all(message.role != "user" for message in messages):
             raise InputError(f"{label}: has no turn of the user", param=label)
         texts = [part.text for message in messages if message.role == "user" for part in message.parts]
-        require_content(texts, media_count=len(self.tensors), label=label, takes=self.takes)
+        require_content(texts, media_count=len(self.tensors), label=label)
         return Conversation(
             messages=tuple(messages), media=Payload(tensors=tuple(self.tensors)), facts=tuple(self.facts)
         )
@@ -105,10 +103,9 @@ def from_prompt(
     audios: Sequence[str] = (),
     videos: Sequence[str] = (),
     limits: InputLimits | None = None,
-    takes: Sequence[str] = KINDS[1:],
 ) -> Conversation:
     """One user turn: the media in the order image, audio, video, then the text. Raises InputError."""
-    builder = ConversationBuilder(limits or InputLimits(), takes)
+    builder = ConversationBuilder(limits or InputLimits())
     parts = [
         builder.part(kind, path, None)
         for kind, paths in (("image", images), ("audio", audios), ("video", videos))
@@ -119,15 +116,13 @@ def from_prompt(
     return builder.finish((ChatMessage(role="user", parts=tuple(parts)),), "prompt")
 
 
-def from_messages(
-    messages: object, *, limits: InputLimits | None = None, takes: Sequence[str] = KINDS[1:]
-) -> Conversation:
+def from_messages(messages: object, *, limits: InputLimits | None = None) -> Conversation:
     """Several turns: a list of {"role", "content"}, content a string or a list of {"type", <type>} parts.
 
     A part is {"type": "text", "text": ...} or {"type": "image" | "audio" | "video", <type>: path or data URL}. Raises
     InputError naming the index of what is wrong.
     """
-    builder = ConversationBuilder(limits or InputLimits(), takes)
+    builder = ConversationBuilder(limits or InputLimits())
     if not isinstance(messages, list) or not messages:
         raise InputError("messages: must be a non-empty list of turns", param="messages")
     return builder.finish([_turn(builder, m, f"messages[{i}]") for i, m in enumerate(messages)], "messages")

@@ -35,8 +35,8 @@ def read_text(path: str, noun: str, *, limits: InputLimits | None = None, errors
     return decode_text(Path(path), label=f"{noun} {Path(path).absolute()}", limits=limits, errors=errors)
 
 
-def require_content(texts: Iterable[str | None], *, media_count: int, label: str, takes: Iterable[str] = ()) -> None:
-    """Refuses a request that says nothing: no text beyond white space and no media, of which the model `takes` some.
+def require_content(texts: Iterable[str | None], *, media_count: int, label: str) -> None:
+    """Refuses a request that says nothing: no text beyond white space and no media.
 
     `label` is the parameter that should have held it ("prompt", "messages"). Raises InputError.
     """
@@ -48,7 +48,7 @@ def require_content(texts: Iterable[str | None], *, media_count: int, label: str
             raise InputError(f"{label}: holds a lone surrogate, which is no character", param=label)
         blank = blank and not text.strip()
     if blank and not media_count:
-        raise InputError(f"{label}: is empty or blank: give {' or '.join(('text', *takes))}", param=label)
+        raise InputError(f"{label}: is empty or blank: give text, or media that the model takes", param=label)
 
 
 def parse_json(text: str) -> object:

@@ -3,6 +3,7 @@
 Starts nothing, loads nothing, imports no torch.
 """
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.report import Problem, located, report
 from omni_cli.config.schema import EdgeConfig, StageDeployConfig
-from omni_cli.errors import PlanError
+from omni_cli.errors import PlanError, reason
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.connector import Carriers
 from omni_cli.plan.devices import Inventory
@@ -119,7 +120,10 @@ def _model(loaded: LoadedConfig, *, on_gpu: bool) -> tuple[ModelPlan, list[Probl
         return plan, [Problem(key="model.path", message=f"family `{family.name}` has no weights; leave it out")]
     path, problems = _folder(model.path, family)
     if path and family.check_model is not None:
-        found = family.check_model(path, model.load_format)
+        try:
+            found = family.check_model(path, model.load_format)
+        except OSError as error:
+            found = (f"{path}: cannot be read: {reason(error)}",)
         problems += [Problem(key="model.path", message=line.removeprefix("model.path: ")) for line in found]
     return ModelPlan(path=path, load_format=model.load_format, dtype=dtype), problems
 
@@ -137,7 +141,7 @@ def _folder(path: str | None, family: FamilyContract) -> tuple[str, list[Problem
             message = f"the embedded checkpoint `{name}` cannot be made: {error}; {hint}"
             return "", [Problem(key="model.path", message=message)]
     folder = Path(name).expanduser().absolute()
-    if family.embedded and "/" not in name and not folder.is_dir():
+    if family.embedded and "/" not in name and not os.path.isdir(folder):
         known = ", ".join(f"`{one}`" for one in family.embedded)
         message = f"there is no folder {folder}; embedded checkpoints of `{family.name}` are {known}"
         return "", [Problem(key="model.path", message=message)]

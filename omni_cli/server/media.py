@@ -3,6 +3,7 @@
 Media is media or an error: it is never taken for text and never dropped. The content decides what it is.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -51,7 +52,7 @@ class MediaSource:
             raise InputError(f"{label}: is no path of a file ({type(error).__name__})", param=label) from error
         if parts.netloc not in ("", "localhost") or not path.is_relative_to(self.root.resolve()):
             raise InputError(f"{label}: only files below the server's media root may be read", param=label)
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(f"{label}: there is no such file", param=label)
         return path
 

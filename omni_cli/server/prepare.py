@@ -176,7 +176,7 @@ class Preparer:
         return found
 
     def _decode(self, turns: Sequence[tuple[str, Sequence[tuple[str, str | bytes | Path, str]]]]) -> Conversation:
-        builder = ConversationBuilder(self.limits, self.service.plan.media)
+        builder = ConversationBuilder(self.limits)
         messages = []
         for role, parts in turns:
             made = tuple(
@@ -189,7 +189,7 @@ class Preparer:
         return builder.finish(messages, "messages")
 
     def _turn(self, prompt: str, pictures: Sequence[bytes] = ()) -> Conversation:
-        builder = ConversationBuilder(self.limits, self.service.plan.media)
+        builder = ConversationBuilder(self.limits)
         seen = (builder.medium("image", picture, "image") for picture in pictures)
         turn = ChatMessage(role="user", parts=(*seen, Part(kind="text", text=prompt)))
         return builder.finish((turn,), "prompt")

@@ -1,4 +1,5 @@
-"""The first line of a trace, which run and which plan it is of; and what is written as text and is more than text."""
+"""The first line of a trace, which says of what run and plan it is; and how two texts in a trace are read: the wall
+time, and a request's place in its caller's trace."""
 
 import re
 import time
@@ -8,7 +9,7 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.events import RunStarted
 from omni_cli.trace.codec import SCHEMA
 
-TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 """Version, trace, span, flags: https://www.w3.org/TR/trace-context/#traceparent-header"""
 
 

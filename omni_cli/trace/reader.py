@@ -1,5 +1,6 @@
 """Reads a trace line by line, and finds the trace of a run. Judges the form of the lines, never what they say."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -50,9 +51,9 @@ def find_traces(run: str, outputs: Path) -> list[Path]:
     recipe before it. Raises TraceError if there is no trace, or more than one run begins so.
     """
     path = Path(run)
-    if path.is_file():
+    if os.path.isfile(path):
         return [path]
-    if path.is_dir():
+    if os.path.isdir(path):
         found = _newest(path.glob(PATTERN))
         if not found:
             raise TraceError(f"{path}: has no {PATTERN}; give the folder of a run")

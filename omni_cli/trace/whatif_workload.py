@@ -13,7 +13,7 @@ from omni_cli.runtime.events import RequestAdmitted, StageSubmitted
 from omni_cli.trace.codec import TraceEvent
 from omni_cli.trace.step_model import StepModel, features, kind_of
 from omni_cli.trace.summary import OutputFlow, RequestSummary, RunSummary
-from stages.events import InputReady, MessageGot, MessagePut, OutputProduced, StepDone
+from stages.events import InputReady, MessageGot, MessagePut, OutputProduced, StageFinished, StepDone
 from stages.messages import REQUEST
 
 _QUIET = 0.2  # the quantile of pauses that is the machinery's own, where others are waits for input
@@ -114,10 +114,13 @@ def _collect(
         elif isinstance(event, MessageGot):
             if event.producer == REQUEST or last.get((event.uid, event.producer, stage)) == event.seq:
                 whole_ns[stage][event.uid] = event.t_ns  # of several streams, the one that ends last counts
-        elif isinstance(event, InputReady | MessagePut | OutputProduced):
+        elif isinstance(event, InputReady | MessagePut | OutputProduced | StageFinished):
             if (work := works.get(event.uid, {}).get(stage)) is None:
                 continue
-            if isinstance(event, InputReady):
+            if isinstance(event, StageFinished):
+                if event.units != work.units:  # which a simulation would do one by one
+                    raise ValueError(f"{stage} finished with {event.units} units, its steps have done {work.units}")
+            elif isinstance(event, InputReady):
                 work.prompt_tokens = max(1, event.prompt_tokens)
             elif isinstance(event, MessagePut):
                 m = event.message

@@ -185,7 +185,7 @@ def _only(folder: Path, lines: list) -> Path:
 
 @pytest.mark.parametrize("text", BLANK)
 def test_r50_a_blank_prompt_is_refused_unless_a_medium_says_something(media, text):
-    assert judged(prompt=text) == "prompt: is empty or blank: give text or image or audio or video"
+    assert judged(prompt=text) == "prompt: is empty or blank: give text, or media that the model takes"
     options = RunOptions(prompt=text, images=(str(media / "1x1.png"),))
     _, _, (task,) = judge(("recipe=synthetic",), options)
     assert task.error is None

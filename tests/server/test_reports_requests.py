@@ -268,11 +268,11 @@ def test_r63_another_content_type_is_a_4xx(server):
 @pytest.mark.parametrize(
     ("content", "param", "why"),
     [
-        ([], "messages[0].content", "is empty"),
+        ([], "messages[0].content", "has a length of 0, less than 1"),
         ([{"type": "file", "file": {}}], "messages[0].content[0]", "'input_audio'"),
         ([{"type": "text"}], "messages[0].content[0].text", "is missing"),
         ([{"type": "image_url", "image_url": {}}], "messages[0].content[0].image_url.url", "is missing"),
-        (5, "messages[0].content", "should be"),
+        (5, "messages[0].content", "should be text"),
     ],
 )
 def test_r63_the_part_that_is_wrong_is_named(server, content, param, why):

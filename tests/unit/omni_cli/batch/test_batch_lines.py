@@ -45,7 +45,7 @@ def test_line_ends_and_a_byte_order_mark_do_not_matter(tmp_path, ends, start):
         ("{'prompt': 'a'}", "is not JSON: "),
         ("null", "must be an object with keys and values, not NoneType"),
         ('{"id": 5, "prompt": "a"}', "id: should be text; got 5"),
-        ('{"id": "", "prompt": "a"}', "id: should not be empty"),
+        ('{"id": "", "prompt": "a"}', "id: should have at least 1 character"),
         ('{"id": "\\ud83d", "prompt": "a"}', "id: holds a lone surrogate"),
         ('{"prompt": "\\ud83d"}', "prompt: holds a lone surrogate"),
         (

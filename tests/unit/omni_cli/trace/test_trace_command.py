@@ -66,8 +66,8 @@ def test_a_corrupt_line_is_refused_with_its_place(omni, tmp_path):
 
 
 def test_a_run_that_is_not_there_is_refused(omni):
-    for verb in ("check", "show", "replay"):
-        code, _, err = omni(verb, "nowhere")
+    for verb, name in (("check", "nowhere"), ("show", "nowhere" * 50), ("replay", "nowhere")):
+        code, _, err = omni(verb, name)
         assert code == 2
         assert "nowhere: no such file, folder or run under outputs/" in err
 
@@ -88,11 +88,13 @@ def test_show_can_be_limited_to_a_request(omni):
     assert "--request r9: no such request in the trace; it has r1, r2, r3" in err
 
 
-def test_why_understands_its_words_in_either_order(omni):
+def test_why_understands_its_words_in_either_order(omni, tmp_path):
     assert omni("why", "r2", "outputs/demo/failed")[:2] == omni("why", "outputs/demo/failed", "r2")[:2]
     assert omni("why", "r2", "failed")[0] == 0
     said = "omni trace why REQUEST [RUN]: which request? The trace has r1, r2, r3"
     assert said in omni("why", "outputs/demo/failed")[2]
+    (tmp_path / "r2").write_text("no trace")
+    assert omni("why", "r2", "outputs/demo/failed")[0] == 0
 
 
 def test_show_gives_json(omni):
@@ -181,22 +183,22 @@ def test_an_export_says_where_a_trace_is_nonsense_and_halves_of_characters_are_n
     path = tmp_path / "outputs" / "demo" / "finished" / "trace.jsonl"
     first, *rest = path.read_text().splitlines()
     admitted = next(n for n, line in enumerate(rest) if "request_admitted" in line)
-    for line, key, value, said in (
-        (0, "wall_time", "noon", ":1: wall_time is 'noon', no time of ISO 8601"),
-        (
-            admitted + 1,
-            "traceparent",
-            "00-a-b-c",
-            f":{admitted + 2}: traceparent is '00-a-b-c', none as the W3C writes it",
-        ),
-        (admitted + 1, "request_id", "\ud83d", ""),
-    ):
+
+    def export(line: int, key: str, value: str, form: str = "otlp-json") -> tuple[int, str, str]:
         lines = [first, *rest]
         lines[line] = json.dumps(json.loads(lines[line]) | {key: value})
         path.write_text("\n".join([*lines, ""]))
-        assert said in omni("export", "finished", "--format", "otlp-json")[2]
-    for exported in ("perfetto", "otlp-json"):
-        assert omni("export", "finished", "--format", exported)[0] == 0
+        return omni("export", "finished", "--format", form)
+
+    code, _, err = export(0, "wall_time", "noon")
+    assert (code, ":1: wall_time is 'noon', no time of ISO 8601 (failed: ValueError: " in err) == (2, True)
+    ids = (f"{1:032x}", f"{1:016x}")
+    for parent in ("00-a-b-c", f"ff-{ids[0]}-{ids[1]}-01", f"00-{0:032x}-{ids[1]}-01", f"00-{ids[0]}-{0:016x}-01"):
+        code, _, err = export(admitted + 1, "traceparent", parent)
+        assert (code, f":{admitted + 2}: traceparent is '{parent}', none as the W3C" in err) == (2, True)
+    for form in ("perfetto", "otlp-json"):
+        code, out, _ = export(admitted + 1, "request_id", "half \ud83d of", form)
+        assert (code, b"half ? of" in (tmp_path / out.strip()).read_bytes()) == (0, True)
 
 
 def test_two_runs_are_compared_by_request(omni, tmp_path):

@@ -22,6 +22,7 @@ from omni_cli.trace.whatif_plan import changed_plan
 from omni_cli.trace.whatif_report import NOT_MODELLED, beyond, rate, row
 from omni_cli.trace.whatif_report import recorded as of_run
 from omni_cli.trace.whatif_workload import StageWork, Work, Workload, read_workload
+from stages.events import StepDone
 from stages.schedulers.base import Row
 from tests.trace.virtual_run import VirtualRun
 
@@ -247,6 +248,12 @@ def test_the_command_says_what_it_fits_predicts_and_leaves_out(recorded, tmp_pat
     late = [x for x in made.trace if not (isinstance(x.event, StageSubmitted) and x.event.stage == "talker")]
     (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in late))
     with pytest.raises(TraceError, match=r"trace\.jsonl:\d+: request 1 was"):
+        whatif()
+    place, done = next((n, x.event) for n, x in enumerate(made.trace) if isinstance(x.event, StepDone) and x.event.rows)
+    endless = replace(done, rows=(replace(done.rows[0], units=1 << 62), *done.rows[1:]))
+    edited = [replace(x, event=endless) if n == place else x for n, x in enumerate(made.trace)]
+    (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in edited))
+    with pytest.raises(TraceError, match=r"trace\.jsonl:\d+: .*ValueError: thinker finished with"):
         whatif()
     (tmp_path / "trace.jsonl").write_text("".join(encode(x.source, x.ordinal, x.event) for x in made.trace[:30]))
     with pytest.raises(TraceError, match="no request has finished"):
