@@ -163,9 +163,9 @@ def encode(options: argparse.Namespace) -> None:
     for part in parts:
         samples = torch.from_numpy(np.concatenate([one.samples for one in part["said"]])).to(options.device)
         codes += trained.coded(samples, [one.frames for one in part["said"]])
-    asked: dict[str, list[str]] = {}
+    asked: dict[str, list[tuple[str, ...]]] = {}
     for talk in (talk for part in parts for talk in part["talks"]):
-        asked.setdefault(talk.answer, []).append(talk.turns[-2])
+        asked.setdefault(talk.answer, []).append(talk.turns[:-1:2])
     whole = torch.cat(codes, dim=2)
     used = [len(whole[0, group].unique()) for group in range(layout.GROUPS)]
     log.info("%d sentences; codes used by group: %s", len(codes), used)
@@ -178,9 +178,10 @@ def train_talker(options: argparse.Namespace) -> None:
     coded, (tokenizer, model) = _kept(options, "codes"), _fresh(options)
     writer, chance = thinker.Writer(tokenizer), random.Random(options.seed + 20)
     codes = torch.from_numpy(coded["codes"]).split([frames for *_, frames in coded["said"]], dim=2)
+    everything = [turns for some in coded["asked"].values() for turns in some]
     spoken = [
         talker.Spoken(
-            user=_user_rows(writer, chance, coded["asked"].get(text, [""])),
+            user=user_rows(writer, chance, coded["asked"].get(text, [("",)]), everything),
             answer=tuple(writer.encode(text)),
             speaker=layout.VOICES[voice],
             codes=one,
@@ -235,11 +236,18 @@ PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
 }
 
 
-def _user_rows(writer: thinker.Writer, chance: random.Random, asked: list[str]) -> tuple[int, ...]:
-    """The user's turn before a spoken answer, now and then with rows of media, which say nothing to the talker."""
-    turn = writer.user(chance.choice(asked))
+def user_rows(
+    writer: thinker.Writer, chance: random.Random, asked: list[tuple[str, ...]], everything: list[tuple[str, ...]]
+) -> tuple[int, ...]:
+    """The user's turns before a spoken answer, as often those before another one, and sometimes others before them: or
+    else the talker would read aloud what the user said. Now and then with rows of media, which say nothing to it."""
+    turns = chance.choice(asked if chance.random() < 0.5 else everything)
+    if chance.random() < 0.3:
+        turns = (*chance.choice(everything), *turns)
+    rows = [writer.user(turn) for turn in turns]
     media = chance.choice(_MEDIA_ROWS) if chance.random() < 0.3 else 0
-    return (*turn[:3], *[talker.NONE] * media, *turn[3:])
+    rows[-1][3:3] = [talker.NONE] * media
+    return tuple(itertools.chain.from_iterable(rows))
 
 
 def _common(options: argparse.Namespace, part: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from stages.models.qwen3_omni.talker_prompt import PromptBuilder, TalkerInputs
 from stages.models.qwen3_omni.tiny_config import model_config
 from stages.models.qwen3_omni.tiny_weights import weights
 from training.nano_image.captions import Scene
-from training.nano_omni import codec, dialogues, layout, talker, thinker
+from training.nano_omni import codec, dialogues, layout, talker, thinker, train
 from training.nano_omni.perception import Features, masked, patches
 from training.pack import pack
 
@@ -221,6 +221,18 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
     changed = [not torch.equal(part.linear_fc1.weight, old) for part, old in zip(projections, before, strict=True)]
     assert changed == [True, False]
     assert kept == [True]
+
+
+def test_an_answer_is_spoken_whatever_the_user_said_before(tokenizer):
+    writer, chance = thinker.Writer(tokenizer), random.Random(3)
+    asked, other = [("Say: yes",)], [("My name is Tom.", "Who am I?")]
+    found = {train.user_rows(writer, chance, asked, other) for _ in range(200)}
+    texts = {tuple(token for token in rows if token != talker.NONE) for rows in found}
+    right, wrong = (tuple(token for turn in turns for token in writer.user(turn)) for turns in (asked[0], other[0]))
+    assert texts == {right, wrong, wrong + right, wrong + wrong}
+    media = {rows for rows in found if talker.NONE in rows}
+    assert media
+    assert {rows[rows.index(talker.NONE) - 1] for rows in media} == {writer.newline}  # behind the last turn's head
 
 
 def test_what_the_talker_has_said_is_disturbed_and_nothing_else():
