@@ -26,7 +26,6 @@ _RATE = 1.5e-3
 NONE = -1  # no token, no code: a row without that part
 _WRONG = 0.1  # of single codes that it is given, at most
 _DROPOUT = 0.1
-_HELD = 256  # sentences that are kept back, at most, to see how it speaks what it has not read
 _PREDICTED_FRAMES = 12  # of a sentence, for the code predictor
 _FRAME_SIZE = 0.2  # deviation of a frame's sum of codes at the start
 _FADE = 0.85  # weight of a code group against the one before

@@ -1,10 +1,11 @@
 """Makes nano-omni from nothing, part by part: `python -m training.nano_omni.train PART --out FOLDER`.
 
 The parts are those of PARTS, in this order, or `all`; each takes from FOLDER what the ones before it have left.
-`thinker` may run beside those after it, and `strings` beside `codec`. On one GPU each takes at most a few minutes.
+`thinker` may run beside those after it, and `strings` beside `codec`. On one GPU the longest takes eleven minutes.
 """
 
 import argparse
+import hashlib
 import itertools
 import logging
 import os
@@ -109,8 +110,10 @@ def train_thinker(options: argparse.Namespace) -> None:
     }
     log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(heard))
 
+    made_for = _fingerprint(options)
+
     def keep() -> None:
-        _keep(options, "thinker", {"weights": model.thinker.state_dict()})
+        _keep(options, "thinker", {"weights": model.thinker.state_dict(), "fresh": made_for})
 
     thinker.train(model.thinker, parts, keep=keep, **_common(options, "thinker"))
     keep()
@@ -192,8 +195,10 @@ def train_talker(options: argparse.Namespace) -> None:
     once = [place for place, (text, _, _) in enumerate(coded["said"]) if times[text] == 1]
     held = set(chance.sample(once, min(_HELD, len(once) // 20)))
 
+    made_for = _fingerprint(options)
+
     def keep() -> None:
-        _keep(options, "talker", {"weights": model.talker.state_dict()})
+        _keep(options, "talker", {"weights": model.talker.state_dict(), "fresh": made_for})
 
     torch.manual_seed(options.seed)
     talker.begin(model.talker, coded["vectors"].float())
@@ -211,16 +216,18 @@ def train_talker(options: argparse.Namespace) -> None:
 
 
 def pack_all(options: argparse.Namespace) -> None:
-    """The parts as one checkpoint, and that made small enough for the repository. Raises ValueError for a thinker whose
-    table of tokens the talker was not trained with."""
+    """The parts as one checkpoint, and that made small enough for the repository. Raises ValueError for a thinker or
+    talker that was trained with another tokenizer or table."""
     tokenizer, model = _fresh(options)
-    table = model.thinker.get_input_embeddings().weight.detach().clone()
+    made_for = _fingerprint(options)
     for name, part in {"thinker": model.thinker, "talker": model.talker, "codec": model.code2wav}.items():
-        part.load_state_dict(_kept(options, name)["weights"])
-    if not torch.equal(table.half(), model.thinker.get_input_embeddings().weight.half()):
-        raise ValueError(
-            "thinker.pickle and fresh.pickle have different tables of tokens: put files of one seed together"
-        )
+        kept = _kept(options, name)
+        if name != "codec" and kept["fresh"] != made_for:
+            raise ValueError(
+                f"{name}.pickle was not trained with the tokenizer and the table in fresh.pickle: put files together "
+                "whose data was made with one --seed and --sentences"
+            )
+        part.load_state_dict(kept["weights"])
     layout.save(options.out / "checkpoint", model.eval(), tokenizer)
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
 
@@ -270,6 +277,14 @@ def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
     with (options.out / f"{name}.pickle").open("rb") as file:
         found: dict[str, Any] = pickle.load(file)
     return found
+
+
+def _fingerprint(options: argparse.Namespace) -> str:
+    """Of the tokenizer and the table that `data` left."""
+    found = _kept(options, "fresh")
+    digest = hashlib.sha256(found["tokenizer"].backend_tokenizer.to_str().encode())
+    digest.update(found["table"].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _fresh(options: argparse.Namespace) -> tuple[Any, Any]:

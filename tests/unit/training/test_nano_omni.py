@@ -3,6 +3,8 @@
 import copy
 import random
 import re
+from argparse import Namespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,7 +177,8 @@ def test_all_experts_at_once_are_the_modules_own_sum(model):
             block.experts.config._experts_implementation = "all"
 
 
-def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, model):
+def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, model, monkeypatch):
+    losses = talker.losses
     writer = thinker.Writer(tokenizer)
     user, answer = writer.user("Say: yes"), writer.encode("Yes.")
     codes = torch.randint(layout.CODES, (2, layout.GROUPS, 3))
@@ -211,13 +214,18 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
         assert torch.equal(speaker.first_codes(hidden).argmax(-1).clamp(max=layout.CODES - 1), said[:, 0])
         assert torch.equal(speaker.other_codes(hidden, said).argmax(-1), said[:, 1:])
     speaker.train()
+    again = replace(spoken, codes=torch.stack([spoken.codes[0], said.T.to(torch.int16)]))
+    assert "said freely 100.0 %" in talker.score(speaker, talker.rows_of(config, writer.newline, [again]), eos)
+    shown: list[torch.Tensor] = []
+    monkeypatch.setattr(talker, "losses", lambda *given, **kw: (shown.append(given[1].codes), losses(*given, **kw))[1])
     kept: list[bool] = []
     projections = (model.talker.text_projection, model.talker.hidden_projection)
     before = [part.linear_fc1.weight.clone() for part in projections]
     talker.train(
         model.talker, table, config, writer.newline, [spoken] * 2, held=[spoken], keep=lambda: kept.append(True),
-        seconds=0.001, batch=2, device="cpu", seed=0, record=True,
+        seconds=0.001, batch=8, device="cpu", seed=0, record=True,
     )  # fmt: skip
+    assert {tuple(row[-1].tolist()) for row in shown[0]} == {tuple(way[:, -1].tolist()) for way in codes}
     changed = [not torch.equal(part.linear_fc1.weight, old) for part, old in zip(projections, before, strict=True)]
     assert changed == [True, False]
     assert kept == [True]
@@ -265,6 +273,22 @@ def test_code2wav_gives_for_codes_what_was_trained_on_vectors(model):
             later = F.pad(piece[None].float() / 32768, (3 * layout.FRAME // 8, 0))[:, : len(piece)]
             assert torch.equal(one[0].long(), trained.codes(piece[None].float() / 32768)[0])
             assert torch.equal(one[3].long(), trained.codes(later)[0])
+
+
+def test_parts_of_different_data_are_not_packed_together(tokenizer, model, tmp_path):
+    options = Namespace(out=tmp_path, seed=1)
+    table = model.thinker.get_input_embeddings().weight.detach()
+    train._keep(options, "fresh", {"tokenizer": tokenizer, "table": table})
+    for name, part in {"thinker": model.thinker, "talker": model.talker, "codec": model.code2wav}.items():
+        train._keep(options, name, {"weights": part.state_dict(), "fresh": train._fingerprint(options)})
+    train.pack_all(options)
+    assert (tmp_path / "packed" / "packed.safetensors").exists()
+    others = Namespace(out=tmp_path / "packed")
+    train._keep(others, "fresh", {"tokenizer": layout.tokenizer(["other words"] * 9), "table": table})
+    other = {"weights": model.thinker.state_dict(), "fresh": train._fingerprint(others)}
+    train._keep(options, "thinker", other)
+    with pytest.raises(ValueError, match=r"thinker\.pickle was not trained with the tokenizer"):
+        train.pack_all(options)
 
 
 def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
