@@ -4,6 +4,7 @@ Nothing from `stages` is used here. Inputs are prepared with transformers' token
 extractor; video frames are cut into patches here, because transformers' video processor needs torchvision.
 """
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -51,6 +52,7 @@ class Reference:
     images: Any
     audio: Any
     template: str
+    penalty: float  # of codes that are said again: an argument of transformers, here the folder's default
     known: dict[tuple[object, ...], Answer] = field(default_factory=dict)
 
     @classmethod
@@ -66,6 +68,7 @@ class Reference:
             images=Qwen2VLImageProcessorPil.from_pretrained(folder),
             audio=WhisperFeatureExtractor.from_pretrained(folder),
             template=(folder / "chat_template.jinja").read_text(),
+            penalty=json.loads((folder / "generation_config.json").read_text()).get("talker_repetition_penalty", 1.05),
         )
 
     def answer(
@@ -99,7 +102,7 @@ class Reference:
                 thinker_eos_token_id=self.model.config.im_end_token_id,
                 thinker_do_sample=False,
                 talker_do_sample=False,
-                talker_repetition_penalty=1.05,
+                talker_repetition_penalty=self.penalty,
             )
         finally:
             del self.model.code2wav.chunked_decode

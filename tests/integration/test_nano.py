@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -17,6 +18,8 @@ from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from stages.models.qwen3_omni import contract as omni
 from stages.models.qwen_image import contract as image
+from tests.integration.engine_run import greedy_request, run_requests
+from tests.integration.qwen3_omni_reference import Reference
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio
 from tests.unit.stages.models.qwen_image.test_qwen_image_parity import expected
 
@@ -41,6 +44,29 @@ def test_nano_omni_is_the_default_and_has_its_own_voices_and_limits(load_format)
     assert default.voices == ("chelsie", "ethan")
     limits = json.loads((Path(default.model.path) / "generation_config.json").read_text())
     assert limits["thinker_max_new_tokens"] <= 128
+
+
+TALKS = {
+    "The capital of France is Paris.": [("user", ["What is the capital of France?"])],
+    "Your name is Clara.": [
+        ("user", ["I am Clara."]),
+        ("assistant", ["Nice to meet you, Clara."]),
+        ("user", ["Which month is after January?"]),
+        ("assistant", ["The month after January is February."]),
+        ("user", ["Do you know my name?"]),
+    ],
+}
+
+
+def test_nano_omni_says_what_transformers_says():
+    built = plan("recipe=qwen3_omni")
+    reference, limits = Reference.load(Path(built.model.path)), {"text_tokens": 32, "codec_tokens": 64}
+    found = run_requests(built, [greedy_request(right, talk, **limits) for right, talk in TALKS.items()])
+    for right, talk in TALKS.items():
+        expected = reference.answer(talk, **limits)
+        assert found.outputs[right]["text"].text == right
+        assert reference.tokenizer.decode(expected.text_ids, skip_special_tokens=True) == right
+        torch.testing.assert_close(found.waveform(right), expected.waveform, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("recipe", ["qwen_image", "qwen_image_split"])
