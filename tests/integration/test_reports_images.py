@@ -27,7 +27,7 @@ def tasks(*words: str, **options: object):
         ("request.image.format=webp request.image.size=16384x16", "a side has 16383 pixels at most; take png"),
         ("request.image.sed=5", "unknown key"),
         ("request.image.guidance_scale=7", "unknown key"),
-        ("deploy.stages.painter.graphs=true", "no use"),
+        ("deploy.stages.painter.graphs=true", "leave it out"),
     ],
 )
 def test_a_picture_that_cannot_be_drawn_is_refused_with_its_key(word, says):
