@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from stages.models.qwen3_omni.packed import PackedDecoder
+from stages.models.qwen3_omni.packed import ATTENTION
 from stages.runners.sampler import filtered, pick
 from stages.runners.sampling import SamplingParams
 
@@ -43,7 +43,8 @@ class CodePredictor:
 
     def __init__(self, module: Any, rows: int, *, params: SamplingParams, device: torch.device) -> None:
         config = module.model.config
-        self._decoder = PackedDecoder(module.model)
+        config._attn_implementation = ATTENTION
+        self._layers, self._norm = module.model.layers, module.model.norm
         self._heads = module.lm_head
         self.embeddings = module.model.codec_embedding
         self.groups = int(config.num_code_groups)
@@ -57,7 +58,8 @@ class CodePredictor:
         dtype = module.lm_head[0].weight.dtype
         self._keys = torch.zeros(shape, dtype=dtype, device=device)
         self._values = torch.zeros(shape, dtype=dtype, device=device)
-        self._positions = torch.arange(self.groups, device=device)[None]
+        positions = torch.arange(self.groups, device=device)[None]
+        self._turns = module.model.rotary_emb(self._keys, positions)  # the same in every frame
         self._temperature = params.temperature
         self._top_k = min(params.top_k, int(config.vocab_size)) or int(config.vocab_size)
         self._filters = (
@@ -79,8 +81,7 @@ class CodePredictor:
         inputs = torch.stack((hidden, first), dim=1)
         codes, embeds = [], [first]
         for group in range(1, self.groups):
-            places = self._positions[:, step.length : step.length + inputs.shape[1]]
-            states = self._decoder(inputs, places, step)
+            states = self._states(inputs, step)
             step.length += inputs.shape[1]
             drawn = self._draw(self._heads[group - 1](states[:, -1]), numbers, greedy, group - 1)
             embed = self.embeddings[group - 1](drawn)
@@ -88,6 +89,16 @@ class CodePredictor:
             embeds.append(embed)
             inputs = embed[:, None]
         return torch.stack(codes, dim=1), torch.stack(embeds, dim=1).sum(1)
+
+    def _states(self, hidden: torch.Tensor, step: FrameStep) -> torch.Tensor:
+        """What transformers' forward of the stack gives, without its way to the layers: a tenth of the time of three
+        small ones."""
+        places = slice(step.length, step.length + hidden.shape[1])
+        cos, sin = (turn[:, places] for turn in self._turns)
+        for layer in self._layers:
+            hidden = layer(hidden, position_embeddings=(cos, sin), omni_step=step)
+        done: torch.Tensor = self._norm(hidden)
+        return done
 
     def _draw(
         self, logits: torch.Tensor, numbers: torch.Tensor | None, greedy: torch.Tensor | None, column: int
