@@ -104,7 +104,8 @@ def _collect(
         if isinstance(event, RequestAdmitted):
             works[event.uid] = {}
         elif isinstance(event, StageSubmitted):
-            works.get(event.uid, {})[event.stage] = StageWork(inputs=event.waits_for)
+            if event.uid in works:
+                works[event.uid][event.stage] = StageWork(inputs=event.waits_for)
         elif isinstance(event, StepDone):
             if event.rows:
                 steps[line.source].append(event)
