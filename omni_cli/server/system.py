@@ -13,12 +13,12 @@ from omni_cli.server.errors import ApiError
 from omni_cli.server.metrics import CONTENT_TYPE
 from omni_cli.server.openapi import declared
 from omni_cli.server.service import Service
+from omni_cli.trace.frame import TRACEPARENT
 
 router = APIRouter()
 
-_IDS = r"-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
 # A later version than 00 may say more behind what is known.
-_TRACEPARENT = re.compile(rf"(?P<known>00{_IDS})|(?P<later>(?!00|ff)[0-9a-f]{{2}}{_IDS})(?:-.*)?")
+_GIVEN = re.compile(rf"(?P<known>{TRACEPARENT.pattern})|(?!00)(?P<later>{TRACEPARENT.pattern})-.*")
 _UNWELL: dict[int | str, dict[str, Any]] = {
     503: {"description": "Not well", "content": {"application/json": {"schema": {"type": "object"}}}}
 }
@@ -57,7 +57,7 @@ async def the_traceparent(request: Request) -> str | None:
     """The caller's place in a trace of its own. One that is none is ignored, as the standard wants it: it never fails a
     request. https://www.w3.org/TR/trace-context/#traceparent-header"""
     given = request.headers.getlist("traceparent")
-    found = _TRACEPARENT.fullmatch(given[0].strip()) if len(given) == 1 else None
+    found = _GIVEN.fullmatch(given[0].strip()) if len(given) == 1 else None
     return None if found is None else found["known"] or found["later"]
 
 
