@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from omni_cli.inputs import container, sound_file
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.inputs.media import DecodedAudio
+from omni_cli.inputs.media import Decoded
 from omni_cli.inputs.sniff import Sniffed
 from omni_cli.inputs.source import Source
 from omni_cli.inputs.track import AudioTrack
@@ -20,15 +20,15 @@ _MIN_RATE_HZ = 1_000
 _MAX_RATE_HZ = 1_000_000
 
 
-def decode_samples(source: Source, sniffed: Sniffed, limits: InputLimits) -> DecodedAudio:
+def decode_samples(source: Source, sniffed: Sniffed, limits: InputLimits) -> Decoded:
     """Decodes the first sound track of what `sniffed` recognised. Raises InputError."""
     if sound_file.reads(source, sniffed):
-        return _normalise(sound_file.open_track(source, sniffed), source, sniffed, limits)
+        return _normalise(sound_file.open_track(source, sniffed), source, limits)
     with container.open_container(source, sniffed) as opened:
-        return _normalise(container.open_audio_track(opened, source, sniffed), source, sniffed, limits)
+        return _normalise(container.open_audio_track(opened, source, sniffed), source, limits)
 
 
-def _normalise(track: AudioTrack, source: Source, sniffed: Sniffed, limits: InputLimits) -> DecodedAudio:
+def _normalise(track: AudioTrack, source: Source, limits: InputLimits) -> Decoded:
     _check_header(track, source, limits)
     notes = list(track.notes)
     rate = track.sample_rate_hz
@@ -41,19 +41,7 @@ def _normalise(track: AudioTrack, source: Source, sniffed: Sniffed, limits: Inpu
         raise source.refuse(f"holds {frames} samples at {rate} Hz, too short for one at {SAMPLE_RATE_HZ} Hz")
     if not np.isfinite(samples).all():
         raise source.refuse("holds samples too large to be sound")
-    return DecodedAudio(
-        label=source.label,
-        samples=samples,
-        sample_rate_hz=SAMPLE_RATE_HZ,
-        format=sniffed.title,
-        codec=track.codec,
-        source_rate_hz=rate,
-        source_channels=track.channels,
-        source_duration_s=frames / rate,
-        size_bytes=len(source.data),
-        sha256=source.sha256(),
-        notes=tuple(notes),
-    )
+    return source.decoded(samples, notes)
 
 
 def _check_header(track: AudioTrack, source: Source, limits: InputLimits) -> None:
@@ -61,7 +49,7 @@ def _check_header(track: AudioTrack, source: Source, limits: InputLimits) -> Non
         raise source.refuse(f"declares {track.sample_rate_hz} Hz; {_MIN_RATE_HZ} to {_MAX_RATE_HZ} Hz can be resampled")
     if not 1 <= track.channels <= limits.max_audio_channels:
         raise source.refuse(f"has {track.channels} channels; 1 to {limits.max_audio_channels} are accepted")
-    declared_s = (track.declared_frames or 0) / track.sample_rate_hz
+    declared_s = track.declared_frames / track.sample_rate_hz
     if declared_s > limits.max_audio_s:
         raise source.refuse(_too_long(declared_s, limits))
 
@@ -84,9 +72,8 @@ def _mono_16k(track: AudioTrack, source: Source, limits: InputLimits) -> tuple[N
         parts.append(mono if resampler is None else resampler.resample_chunk(mono))
     if not frames:
         raise source.refuse("holds no samples: there is a header and nothing after it")
-    declared = track.declared_frames
-    if track.exact and declared is not None and frames < declared - track.slack_frames:
-        raise source.refuse(f"is cut short: it declares {declared} samples, {frames} are there")
+    if frames < track.least_frames:
+        raise source.refuse(f"is cut short: it declares {track.declared_frames} samples, {frames} are there")
     if resampler is not None:
         parts.append(resampler.resample_chunk(np.zeros(0, np.float32), last=True))
     return np.concatenate(parts), frames

@@ -98,12 +98,9 @@ def open_audio_track(container: Any, source: Source, sniffed: Sniffed) -> AudioT
     if len(container.streams.audio) > 1:
         notes.append(f"the first of {len(container.streams.audio)} sound tracks is used")
     return AudioTrack(
-        codec=str(stream.codec_context.name),
         sample_rate_hz=rate,
         channels=channels,
-        declared_frames=None if declared_s is None else int(declared_s * rate),
-        exact=False,  # decode_stream watches for a cut itself
-        slack_frames=0,
+        declared_frames=int((declared_s or 0) * rate),  # decode_stream watches for a cut itself
         blocks=_audio_blocks(container, stream, source, sniffed),
         notes=tuple(notes),
     )

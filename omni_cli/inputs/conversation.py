@@ -10,13 +10,11 @@ from reprlib import repr as shortened
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.data_url import data_of, is_data_url
-from omni_cli.inputs.decode import decode_audio, decode_image, decode_video
+from omni_cli.inputs.decode import decode
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.inputs.media import DecodedAudio, DecodedImage, DecodedVideo
 from omni_cli.inputs.text import require_content
 from stages.messages import ChatMessage, Part
 from stages.payload import Payload, Tensor
@@ -65,26 +63,14 @@ class ConversationBuilder:
             return self.medium(kind, data_of(value, label=label or kind), label or kind)
         return self.medium(kind, Path(value), label)
 
-    def medium(self, kind: str, media: Path | bytes, label: str | None) -> Part:
+    def medium(self, kind: Any, media: Path | bytes, label: str | None) -> Part:
         """An image, audio or video, decoded. `label` is what messages call it. Raises InputError."""
-        if kind == "image":
-            image: DecodedImage = decode_image(media, label=label, limits=self.limits)
-            return self._add("image", image.pixels, image)
-        if kind == "audio":
-            audio: DecodedAudio = decode_audio(media, label=label, limits=self.limits)
-            return self._add("audio", audio.samples, audio)
-        video: DecodedVideo = decode_video(media, label=label, limits=self.limits, sample_fps=VIDEO_FPS)
-        return self._add("video", video.frames, video, fps=video.fps)
-
-    def _add(
-        self, kind: Any, array: NDArray[Any], decoded: DecodedImage | DecodedAudio | DecodedVideo, fps: float = 0.0
-    ) -> Part:
-        array = np.ascontiguousarray(array)
-        name = f"media{len(self.tensors)}"
+        decoded = decode(kind, media, label=label, limits=self.limits, sample_fps=VIDEO_FPS)
+        array, name = np.ascontiguousarray(decoded.array), f"media{len(self.tensors)}"
         data = array.data.cast("B")
         self.tensors.append(Tensor(name=name, dtype=str(array.dtype), shape=array.shape, data=data))
         self.facts.append(MediaFact(label=decoded.label, sha256=decoded.sha256, notes=decoded.notes))
-        return Part(kind=kind, media=name, fps=fps)
+        return Part(kind=kind, media=name, fps=decoded.fps)
 
     def finish(self, messages: Sequence[ChatMessage], label: str) -> Conversation:
         if all(message.role != "user" for message in messages):

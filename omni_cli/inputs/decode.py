@@ -6,47 +6,42 @@ Content decides the format; file names and media types are never looked at.
 """
 
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.inputs.media import DecodedAudio, DecodedImage, DecodedVideo
+from omni_cli.inputs.media import Decoded
 from omni_cli.inputs.sniff import ACCEPTED, Kind, Sniffed, sniff
 from omni_cli.inputs.source import Media, Source, open_source
 
 
-def decode_image(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> DecodedImage:
-    """Decodes an image to uint8 RGB (H, W, 3), upright, first frame, over white. Raises InputError."""
-    from omni_cli.inputs.image import decode_pixels
-
-    limits = limits or InputLimits()
-    source = open_source(media, noun="image", label=label, max_bytes=limits.max_image_bytes)
-    return decode_pixels(source, _recognise(source, "image"), limits)
-
-
-def decode_audio(media: Media, *, label: str | None = None, limits: InputLimits | None = None) -> DecodedAudio:
-    """Decodes a recording, or the sound track of a video, to float32 mono 16 kHz. Raises InputError."""
-    from omni_cli.inputs.audio import decode_samples
-
-    limits = limits or InputLimits()
-    source = open_source(media, noun="audio", label=label, max_bytes=limits.max_audio_bytes)
-    return decode_samples(source, _recognise(source, "audio"), limits)
-
-
-def decode_video(
+def decode(
+    kind: Kind,
     media: Media,
     *,
     label: str | None = None,
     limits: InputLimits | None = None,
     sample_fps: float | None = None,
-) -> DecodedVideo:
-    """Decodes a video to uint8 RGB (T, H, W, 3). Raises InputError.
+) -> Decoded:
+    """Decodes an image (its first frame, over white), a recording or the sound track of a video, or a video.
 
-    `sample_fps` keeps fewer frames a second, evenly spaced in time; without it every frame is kept.
+    Of a video `sample_fps` keeps fewer frames a second, evenly spaced in time; without it every frame is kept. Raises
+    InputError.
     """
-    from omni_cli.inputs.video import decode_frames
-
     if sample_fps is not None and not sample_fps > 0:
         raise ValueError(f"sample_fps must be above 0, not {sample_fps}")
     limits = limits or InputLimits()
-    source = open_source(media, noun="video", label=label, max_bytes=limits.max_video_bytes)
-    return decode_frames(source, _recognise(source, "video"), limits, sample_fps)
+    most = {"image": limits.max_image_bytes, "audio": limits.max_audio_bytes, "video": limits.max_video_bytes}
+    source = open_source(media, noun=kind, label=label, max_bytes=most[kind])
+    sniffed = _recognise(source, kind)
+    # each brings a library of its own
+    if kind == "image":
+        from omni_cli.inputs.image import decode_pixels
+
+        return decode_pixels(source, sniffed, limits)
+    if kind == "audio":
+        from omni_cli.inputs.audio import decode_samples
+
+        return decode_samples(source, sniffed, limits)
+    from omni_cli.inputs.video import decode_frames
+
+    return decode_frames(source, sniffed, limits, sample_fps)
 
 
 def _recognise(source: Source, kind: Kind) -> Sniffed:
@@ -56,8 +51,5 @@ def _recognise(source: Source, kind: Kind) -> Sniffed:
         raise source.refuse(f"is in no known format (it starts with {start}); give {ACCEPTED[kind]}")
     if kind not in found.kinds:
         advice = found.advice or f"give {ACCEPTED[kind]}"
-        raise source.refuse(f"holds {found.title}, not {_A[kind]}; {advice}")
+        raise source.refuse(f"holds {found.title}, not {'an image' if kind == 'image' else kind}; {advice}")
     return found
-
-
-_A: dict[Kind, str] = {"image": "an image", "audio": "audio", "video": "video"}

@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 
 from omni_cli.errors import InputError
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.inputs.media import DecodedImage
+from omni_cli.inputs.media import Decoded
 from omni_cli.inputs.sniff import Sniffed
 from omni_cli.inputs.source import Source
 
@@ -30,20 +30,20 @@ _UPRIGHT = {
 }
 
 
-def decode_pixels(source: Source, sniffed: Sniffed, limits: InputLimits) -> DecodedImage:
+def decode_pixels(source: Source, sniffed: Sniffed, limits: InputLimits) -> Decoded:
     """Decodes the first frame of an image that `sniffed` recognised. Raises InputError."""
     try:
         with Image.open(io.BytesIO(source.data), formats=(sniffed.decoder,)) as image:
             width, height = image.size
-            _check_size(source, width, height, limits)
+            if width * height > limits.max_image_pixels:
+                most = limits.max_image_pixels
+                raise source.refuse(f"has {width} x {height} pixels, over the limit of {most}: scale it down")
             image.load()
-            mode = image.mode
             notes = ["the first of several frames is used"] if getattr(image, "is_animated", False) else []
             orientation = _orientation(image, notes)
             pixels = _to_rgb(image, source, notes)
             if orientation in _UPRIGHT:
-                turned = Image.fromarray(pixels).transpose(_UPRIGHT[orientation])
-                pixels = np.array(turned)
+                pixels = np.array(Image.fromarray(pixels).transpose(_UPRIGHT[orientation]))
                 notes.append(f"EXIF orientation {orientation} applied")
     except InputError:
         raise
@@ -51,24 +51,7 @@ def decode_pixels(source: Source, sniffed: Sniffed, limits: InputLimits) -> Deco
         raise source.refuse(f"has too many pixels: {error}") from error
     except Exception as error:  # a decoder fed with hostile bytes raises whatever it likes
         raise source.refuse(f"cannot be decoded as {sniffed.title}: {_reason(error)}") from error
-    return DecodedImage(
-        label=source.label,
-        pixels=pixels,
-        format=sniffed.title,
-        mode=mode,
-        source_width=width,
-        source_height=height,
-        size_bytes=len(source.data),
-        sha256=source.sha256(),
-        notes=tuple(notes),
-    )
-
-
-def _check_size(source: Source, width: int, height: int, limits: InputLimits) -> None:
-    if width * height > limits.max_image_pixels:
-        raise source.refuse(
-            f"has {width} x {height} pixels, over the limit of {limits.max_image_pixels}: scale it down"
-        )
+    return source.decoded(pixels, notes)
 
 
 def _orientation(image: Image.Image, notes: list[str]) -> int:

@@ -41,16 +41,15 @@ def open_track(source: Source, sniffed: Sniffed) -> AudioTrack:
         file = soundfile.SoundFile(io.BytesIO(source.data))
     except (soundfile.SoundFileError, OSError, ValueError, TypeError) as error:
         raise source.refuse(f"cannot be decoded as {sniffed.title}: {_reason(error)}") from error
-    frames = int(file.frames)
+    frames = 0 if file.frames >= _UNKNOWN_FRAMES else int(file.frames)
     # An MP3 without a Xing, Info or VBRI frame declares no length; libsndfile then estimates it.
     exact = sniffed is not MP3 or any(tag in source.data[:8192] for tag in (b"Xing", b"Info", b"VBRI"))
+    slack = 2 * _MP3_FRAME + frames // 100 if sniffed is MP3 else 0
     return AudioTrack(
-        codec=str(file.subtype),
         sample_rate_hz=int(file.samplerate),
         channels=int(file.channels),
-        declared_frames=frames if frames < _UNKNOWN_FRAMES else None,
-        exact=exact,
-        slack_frames=2 * _MP3_FRAME + frames // 100 if sniffed is MP3 else 0,
+        declared_frames=frames,
+        least_frames=frames - slack if exact else 0,
         blocks=_blocks(file, source, sniffed),
         notes=notes,
     )

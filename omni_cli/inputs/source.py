@@ -8,11 +8,15 @@ import hashlib
 import os
 import select
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from numpy.typing import NDArray
 
 from omni_cli.errors import InputError, reason
+from omni_cli.inputs.media import Decoded
 
 Noun = Literal["image", "audio", "video", "text"]
 Media = Path | bytes
@@ -32,9 +36,10 @@ class Source:
         """The error to raise when this media cannot be used; it starts with the label."""
         return InputError(f"{self.label}: {reason}", param=self.param)
 
-    def sha256(self) -> str:
-        """Hex digest of the bytes as they came."""
-        return hashlib.sha256(self.data).hexdigest()
+    def decoded(self, array: NDArray[Any], notes: Sequence[str], fps: float = 0.0) -> Decoded:
+        """What became of it, with the digest of the bytes as they came."""
+        digest = hashlib.sha256(self.data).hexdigest()
+        return Decoded(label=self.label, array=array, fps=fps, sha256=digest, notes=tuple(notes))
 
 
 def open_source(media: Media, *, noun: Noun, label: str | None, max_bytes: int) -> Source:

@@ -11,15 +11,12 @@ from numpy.typing import NDArray
 class AudioTrack:
     """`blocks` yields float32 (n, channels) at `sample_rate_hz` and raises InputError where decoding fails.
 
-    `declared_frames` is None where the header does not say. It is binding where `exact`: a track that ends
-    more than `slack_frames` before it was cut.
+    `declared_frames` is 0 where the header does not say. A track of fewer than `least_frames` was cut.
     """
 
-    codec: str
     sample_rate_hz: int
     channels: int
-    declared_frames: int | None
-    exact: bool
-    slack_frames: int
+    declared_frames: int
+    least_frames: int = 0
     blocks: Iterator[NDArray[np.float32]]
     notes: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import numpy as np
 
 from omni_cli.inputs.container import decode_stream, duration_s, open_container, pictures
 from omni_cli.inputs.limits import InputLimits
-from omni_cli.inputs.media import DecodedVideo
+from omni_cli.inputs.media import Decoded
 from omni_cli.inputs.sniff import Sniffed
 from omni_cli.inputs.source import Source
 
@@ -42,7 +42,7 @@ class _FrameStore:
 _REMEDY = "shorten it, scale it down, or sample fewer frames a second"
 
 
-def decode_frames(source: Source, sniffed: Sniffed, limits: InputLimits, sample_fps: float | None) -> DecodedVideo:
+def decode_frames(source: Source, sniffed: Sniffed, limits: InputLimits, sample_fps: float | None) -> Decoded:
     """Decodes the first moving stream. Raises InputError.
 
     With `sample_fps`, keeps the first frame at or after each multiple of 1 / sample_fps seconds.
@@ -57,23 +57,8 @@ def decode_frames(source: Source, sniffed: Sniffed, limits: InputLimits, sample_
         stream.codec_context.options = {"max_pixels": str(limits.max_frame_pixels)}
         step_s = None if sample_fps is None or sample_fps >= source_fps else 1.0 / sample_fps
         store, decoded, rotation = _decode(container, stream, source, sniffed, limits, source_fps, step_s)
-        has_audio = bool(container.streams.audio)
         notes = _notes(container, decoded, store.count, rotation)
-        return DecodedVideo(
-            label=source.label,
-            frames=store.stacked(),
-            fps=source_fps if step_s is None else 1.0 / step_s,
-            has_audio=has_audio,
-            format=sniffed.title,
-            codec=str(stream.codec_context.name),
-            source_width=int(stream.codec_context.width),
-            source_height=int(stream.codec_context.height),
-            source_fps=source_fps,
-            source_frames=decoded,
-            size_bytes=len(source.data),
-            sha256=source.sha256(),
-            notes=notes,
-        )
+        return source.decoded(store.stacked(), notes, fps=source_fps if step_s is None else 1.0 / step_s)
 
 
 def _check_header(
@@ -132,7 +117,7 @@ def _decode(
     return store, decoded, rotation
 
 
-def _notes(container: Any, decoded: int, kept: int, rotation: int) -> tuple[str, ...]:
+def _notes(container: Any, decoded: int, kept: int, rotation: int) -> list[str]:
     notes = []
     if rotation // 90:
         notes.append(f"rotated by {rotation} degrees, as its header asks")
@@ -140,4 +125,4 @@ def _notes(container: Any, decoded: int, kept: int, rotation: int) -> tuple[str,
         notes.append(f"{kept} of {decoded} frames kept")
     if container.streams.audio:
         notes.append("its sound track is not used")
-    return tuple(notes)
+    return notes

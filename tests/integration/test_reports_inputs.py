@@ -11,7 +11,7 @@ from PIL import Image
 
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
-from omni_cli.inputs.decode import decode_audio, decode_image
+from omni_cli.inputs.decode import decode
 from tests.integration.cli import (
     Ended,
     batch,
@@ -94,9 +94,9 @@ def answered(media) -> Ended:
 @pytest.mark.parametrize("name", [*SOUNDS, *IMAGES])
 def test_r35_r61_media_of_every_kind_reach_the_model(media, answered, name):
     if name in SOUNDS:
-        data, kind = decode_audio(media / name).samples, "audio"
+        data, kind = decode("audio", media / name).array, "audio"
     else:
-        data, kind = decode_image(media / name).pixels, "image"
+        data, kind = decode("image", media / name).array, "image"
     assert answered.text(name.replace(".", "-")) == f"[{kind}:{zlib.crc32(data.tobytes()):08x}]what?"
 
 
@@ -250,7 +250,7 @@ def test_r85_paths_mean_what_they_mean_in_the_shell(media, tmp_path):
         "--out", "out/run", "-q", cwd=home,
     )  # fmt: skip
     assert said.code == 0, said.err
-    crc = zlib.crc32(decode_audio(home / "a.wav").samples.tobytes())
+    crc = zlib.crc32(decode("audio", home / "a.wav").array.tobytes())
     assert (home / "out/run/request/text.txt").read_text() == f"[audio:{crc:08x}]" * 2
     assert not (home / "outputs").exists()
     assert len(read_events(home / "out/run/trace.jsonl")) > 10

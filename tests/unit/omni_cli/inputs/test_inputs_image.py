@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from omni_cli.errors import InputError
-from omni_cli.inputs.decode import decode_image
+from omni_cli.inputs.decode import decode
 from omni_cli.inputs.limits import InputLimits
 from tests.unit.omni_cli.inputs.media_samples import picture
 
@@ -29,18 +29,17 @@ def two_halves(mode: str = "RGB") -> Image.Image:
 @pytest.mark.parametrize("container", ["PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "MPO"])
 def test_formats(container: str) -> None:
     image = Image.new("RGB", (32, 16), RED)
-    decoded = decode_image(picture(image, container), label="messages[0].content[1]")
-    assert decoded.pixels.dtype == np.uint8
-    assert decoded.pixels.shape == (16, 32, 3)
-    assert np.abs(decoded.pixels.astype(int) - RED).max() <= 4
-    assert (decoded.source_width, decoded.source_height) == (32, 16)
+    decoded = decode("image", picture(image, container), label="messages[0].content[1]")
+    assert decoded.array.dtype == np.uint8
+    assert decoded.array.shape == (16, 32, 3)
+    assert np.abs(decoded.array.astype(int) - RED).max() <= 4
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 4000), (4000, 1)])
 def test_degenerate_sizes_are_the_models_business(size: tuple[int, int]) -> None:
-    decoded = decode_image(picture(Image.new("RGB", size, BLUE)))
-    assert decoded.pixels.shape == (size[1], size[0], 3)
-    assert decoded.pixels[-1, -1].tolist() == list(BLUE)
+    decoded = decode("image", picture(Image.new("RGB", size, BLUE)))
+    assert decoded.array.shape == (size[1], size[0], 3)
+    assert decoded.array[-1, -1].tolist() == list(BLUE)
 
 
 @pytest.mark.parametrize(
@@ -49,52 +48,51 @@ def test_degenerate_sizes_are_the_models_business(size: tuple[int, int]) -> None
 )
 def test_modes(mode: str, container: str) -> None:
     image = two_halves("RGB") if mode == "LAB" else two_halves(mode)
-    decoded = decode_image(picture(image, container))
-    assert np.abs(decoded.pixels[0, 0].astype(int) - RED).max() <= 8
-    assert np.abs(decoded.pixels[1, 3].astype(int) - BLUE).max() <= 8
+    decoded = decode("image", picture(image, container))
+    assert np.abs(decoded.array[0, 0].astype(int) - RED).max() <= 8
+    assert np.abs(decoded.array[1, 3].astype(int) - BLUE).max() <= 8
 
 
 def test_cmyk_jpeg() -> None:
-    decoded = decode_image(picture(Image.new("RGB", (16, 16), RED).convert("CMYK"), "JPEG"))
-    assert decoded.mode == "CMYK"
-    assert np.abs(decoded.pixels.astype(int) - RED).max() <= 8
+    decoded = decode("image", picture(Image.new("RGB", (16, 16), RED).convert("CMYK"), "JPEG"))
+    assert np.abs(decoded.array.astype(int) - RED).max() <= 8
 
 
 def test_black_and_white_and_grey() -> None:
-    assert decode_image(picture(Image.new("1", (3, 3), 1))).pixels.min() == 255
-    assert decode_image(picture(Image.new("L", (3, 3), 77))).pixels.tolist() == [[[77] * 3] * 3] * 3
+    assert decode("image", picture(Image.new("1", (3, 3), 1))).array.min() == 255
+    assert decode("image", picture(Image.new("L", (3, 3), 77))).array.tolist() == [[[77] * 3] * 3] * 3
 
 
 def test_16_bit_grey_is_scaled_not_clipped() -> None:
     values = np.array([[0, 257, 32_896, 65_535]], np.uint16)
-    decoded = decode_image(picture(Image.fromarray(values)))
-    assert decoded.pixels[0, :, 0].tolist() == [0, 1, 128, 255]
+    decoded = decode("image", picture(Image.fromarray(values)))
+    assert decoded.array[0, :, 0].tolist() == [0, 1, 128, 255]
     assert decoded.notes == ("16-bit grey scaled to 8 bits",)
 
 
 def test_float_grey_is_scaled_by_its_own_range_and_must_be_finite() -> None:
     values = np.array([[-1.0, 0.0, 1.0]], np.float32)
-    decoded = decode_image(picture(Image.fromarray(values), "TIFF"))
-    assert decoded.pixels[0, :, 1].tolist() == [0, 128, 255]
+    decoded = decode("image", picture(Image.fromarray(values), "TIFF"))
+    assert decoded.array[0, :, 1].tolist() == [0, 128, 255]
     assert decoded.notes == ("grey values scaled from [-1, 1] to 8 bits",)
     values[0, 0] = np.nan
     with pytest.raises(InputError, match="not finite"):
-        decode_image(picture(Image.fromarray(values), "TIFF"))
+        decode("image", picture(Image.fromarray(values), "TIFF"))
 
 
 def test_transparency_goes_over_white() -> None:
     image = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
     image.putpixel((1, 0), (0, 0, 0, 0))
-    decoded = decode_image(picture(image))
-    assert decoded.pixels.tolist() == [[[255, 0, 0], [255, 255, 255]]]
+    decoded = decode("image", picture(image))
+    assert decoded.array.tolist() == [[[255, 0, 0], [255, 255, 255]]]
     assert decoded.notes == ("transparency composited over white",)
 
 
 def test_transparent_palette_entry_goes_over_white() -> None:
     image = two_halves("P")
     background = image.getpixel((0, 0))
-    decoded = decode_image(picture(image, "GIF", transparency=background))
-    assert decoded.pixels[0, 0].tolist() == [255, 255, 255]
+    decoded = decode("image", picture(image, "GIF", transparency=background))
+    assert decoded.array[0, 0].tolist() == [255, 255, 255]
 
 
 @pytest.mark.parametrize("container", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -116,17 +114,17 @@ def test_exif_orientation_is_applied(container: str, orientation: int, stored: I
     exif = Image.Exif()
     exif[0x0112] = orientation
     options = {"quality": 100, "lossless": True} if container == "WEBP" else {}
-    decoded = decode_image(picture(upright.transpose(stored), container, exif=exif, **options))
-    assert decoded.pixels.shape == (24, 40, 3)
-    assert np.abs(decoded.pixels.astype(int) - np.asarray(upright)).mean() < 12
+    decoded = decode("image", picture(upright.transpose(stored), container, exif=exif, **options))
+    assert decoded.array.shape == (24, 40, 3)
+    assert np.abs(decoded.array.astype(int) - np.asarray(upright)).mean() < 12
 
 
 def test_damaged_exif_is_noted() -> None:
     exif = Image.Exif()
     exif[0x010E] = "upside down"  # a description ...
     damaged = exif.tobytes().replace(b"\x01\x0e", b"\x01\x12")  # ... where the orientation is expected
-    decoded = decode_image(picture(two_halves(), "JPEG", exif=damaged))
-    assert decoded.pixels.shape == (2, 4, 3)
+    decoded = decode("image", picture(two_halves(), "JPEG", exif=damaged))
+    assert decoded.array.shape == (2, 4, 3)
     assert decoded.notes == ("its EXIF data is damaged and was ignored",)
 
 
@@ -134,8 +132,8 @@ def test_damaged_exif_is_noted() -> None:
 def test_the_first_of_several_frames(container: str) -> None:
     first, second = Image.new("RGB", (8, 8), RED), Image.new("RGB", (8, 8), BLUE)
     options = {"lossless": True} if container == "WEBP" else {}
-    decoded = decode_image(picture(first, container, save_all=True, append_images=[second], **options))
-    assert decoded.pixels[0, 0].tolist() == list(RED)
+    decoded = decode("image", picture(first, container, save_all=True, append_images=[second], **options))
+    assert decoded.array[0, 0].tolist() == list(RED)
     assert "the first of several frames is used" in decoded.notes
 
 
@@ -154,7 +152,7 @@ def test_a_decompression_bomb_is_refused_from_its_header(tmp_path: Path, width: 
     path.write_bytes(png_header(width, height))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InputError, match="pixels") as failure:
-        decode_image(path)
+        decode("image", path)
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 20 * 1024
     assert str(path) in str(failure.value)
@@ -162,9 +160,9 @@ def test_a_decompression_bomb_is_refused_from_its_header(tmp_path: Path, width: 
 
 def test_the_limit_is_a_number_of_pixels() -> None:
     limits = InputLimits(max_image_pixels=12)
-    assert decode_image(picture(Image.new("L", (4, 3))), limits=limits).pixels.shape == (3, 4, 3)
+    assert decode("image", picture(Image.new("L", (4, 3))), limits=limits).array.shape == (3, 4, 3)
     with pytest.raises(InputError, match="has 13 x 1 pixels, over the limit of 12: scale it down"):
-        decode_image(picture(Image.new("L", (13, 1))), limits=limits)
+        decode("image", picture(Image.new("L", (13, 1))), limits=limits)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_the_limit_is_a_number_of_pixels() -> None:
 )
 def test_what_is_not_an_image(data: bytes, reason: str) -> None:
     with pytest.raises(InputError) as failure:
-        decode_image(data, label="messages[0].content[2]")
+        decode("image", data, label="messages[0].content[2]")
     assert reason in str(failure.value)
     assert str(failure.value).startswith("messages[0].content[2]: ")
     assert failure.value.param == "messages[0].content[2]"
@@ -204,18 +202,17 @@ def test_damage_is_refused_or_decoded_never_an_exception_of_another_kind(data: s
         damaged[place] = data.draw(st.integers(0, 255))
     del damaged[data.draw(st.integers(1, len(damaged))) :]
     try:
-        decoded = decode_image(bytes(damaged))
+        decoded = decode("image", bytes(damaged))
     except InputError:
         return
-    assert decoded.pixels.ndim == 3
-    assert decoded.pixels.dtype == np.uint8
+    assert decoded.array.ndim == 3
+    assert decoded.array.dtype == np.uint8
 
 
 def test_the_file_is_read_once_and_hashed(tmp_path: Path) -> None:
     path = tmp_path / "x.jpg"  # a PNG by content
     path.write_bytes(picture(two_halves()))
-    decoded = decode_image(path)
-    assert decoded.format == "PNG"
+    decoded = decode("image", path)
     assert decoded.label == f"image file {path}"
     assert decoded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert np.array_equal(decoded.pixels, np.asarray(Image.open(io.BytesIO(path.read_bytes()))))
+    assert np.array_equal(decoded.array, np.asarray(Image.open(io.BytesIO(path.read_bytes()))))

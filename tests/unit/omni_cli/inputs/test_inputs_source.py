@@ -9,7 +9,7 @@ import pytest
 
 from omni_cli.errors import InputError
 from omni_cli.inputs import source
-from omni_cli.inputs.decode import decode_audio, decode_image
+from omni_cli.inputs.decode import decode
 from omni_cli.inputs.limits import InputLimits
 from omni_cli.inputs.source import open_source
 from omni_cli.inputs.text import decode_text, require_content
@@ -21,9 +21,9 @@ def test_a_relative_path_means_what_it_means_in_the_shell(tmp_path: Path, monkey
     folder.mkdir()
     (folder / "a.wav").write_bytes(sound(tone(0.1, 16_000), 16_000))
     monkeypatch.chdir(folder)
-    assert decode_audio(Path("./a.wav")).label == f"audio file {folder / 'a.wav'}"
+    assert decode("audio", Path("./a.wav")).label == f"audio file {folder / 'a.wav'}"
     with pytest.raises(InputError) as failure:
-        decode_audio(Path("../b.wav"))
+        decode("audio", Path("../b.wav"))
     assert str(failure.value) == f"audio file {tmp_path / 'b.wav'}: cannot be read: No such file or directory"
 
 
@@ -44,7 +44,7 @@ def test_without_a_free_descriptor_it_says_which_limit_to_raise(tmp_path: Path) 
 @pytest.mark.parametrize("path", ["", "a\0b"])
 def test_what_is_no_file(tmp_path: Path, path: str) -> None:
     with pytest.raises(InputError, match=r"cannot be read|is not a path"):
-        decode_image(tmp_path / path)
+        decode("image", tmp_path / path)
 
 
 def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_file_over_the_limit_is_not_read(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(10**12)  # sparse: reading it would end the test run
     with pytest.raises(InputError, match="is larger than the limit of 1000 bytes"):
-        decode_image(path, limits=InputLimits(max_image_bytes=1000))
+        decode("image", path, limits=InputLimits(max_image_bytes=1000))
 
 
 def test_a_device_without_end_is_read_up_to_the_limit() -> None:
@@ -66,7 +66,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     wav = sound(tone(1, 16_000), 16_000)
     writer = threading.Thread(target=pipe.write_bytes, args=(wav,))
     writer.start()
-    assert len(decode_audio(pipe).samples) == 16_000
+    assert len(decode("audio", pipe).array) == 16_000
     writer.join()
 
 
@@ -88,7 +88,7 @@ def test_a_pipe_without_a_writer_is_refused_and_a_slow_writer_is_waited_for(
 
 def test_bytes_without_a_label() -> None:
     with pytest.raises(InputError, match=r"^image: holds plain text"):
-        decode_image(b"text")
+        decode("image", b"text")
 
 
 def test_text_is_utf_8_and_kept_as_it_is(tmp_path: Path) -> None:
