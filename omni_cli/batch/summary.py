@@ -9,21 +9,20 @@ from omni_cli.streams import say
 
 
 def say_summary(state: RunState, *, quiet: bool) -> None:
-    """On stderr. A run that was cut short says what it takes to end it."""
-    for line in _lines(state, notes=not quiet):
+    """On stderr; all but where the files are is said with `quiet` too. A run that was cut short says what it takes to
+    end it."""
+    for line in _lines(state):
         say(line)
     if not quiet:
         say(f"files: {shown(state.folder.path)}")
 
 
-def _lines(state: RunState, *, notes: bool) -> Iterator[str]:
+def _lines(state: RunState) -> Iterator[str]:
     for warning in state.warnings:
         yield f"warning: {warning}"
     places = {task.request_id: f"{task.where}: " for task in state.tasks if task.where}
     for record in state.results.values():
         place = places.get(record.request_id, "")
-        if notes:
-            yield from (f"note: {place}{note}" for note in record.warnings)
         yield from _of_request(record, place)
     for process, cause in state.dead.items():
         yield f"failed: stage process {process} died: {cause}"
@@ -39,6 +38,7 @@ def _lines(state: RunState, *, notes: bool) -> Iterator[str]:
 
 
 def _of_request(record: ResultRecord, place: str) -> Iterator[str]:
+    yield from (f"warning: {place}{warning}" for warning in record.warnings)
     for artifact in record.artifacts:
         yield from (f"warning: {place}{warning}" for warning in artifact.warnings)
         if artifact.state == "empty":

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from omni_cli.artifacts.records import ResultRecord
 from omni_cli.batch import run, summary
 from omni_cli.batch.attempt import Attempt
 from omni_cli.batch.state import RunState
@@ -34,9 +35,17 @@ def test_what_failed_is_said_though_the_last_manifest_cannot_be_written(monkeypa
 def test_only_what_can_be_resumed_is_told_so(tmp_path):
     state = RunState(plan=None, folder=SimpleNamespace(path=tmp_path), started_at=None, tasks=(), status="interrupted")
     said = "interrupted: 0 of 0 requests finished"
-    assert list(summary._lines(state, notes=True)) == [f"{said}; --resume {tmp_path} does the rest"]
+    assert list(summary._lines(state)) == [f"{said}; --resume {tmp_path} does the rest"]
     state.resumable = False
-    assert list(summary._lines(state, notes=True)) == [said]
+    assert list(summary._lines(state)) == [said]
+
+
+def test_what_a_request_set_in_vain_is_a_warning_and_said_in_a_quiet_run_too(tmp_path, capsys):
+    state = RunState(plan=None, folder=SimpleNamespace(path=tmp_path), started_at=None, tasks=())
+    idle = ("image.size: this model was trained at 64x32 alone",)
+    state.results["a"] = ResultRecord(request_id="a", folder="a", status="finished", warnings=idle)
+    summary.say_summary(state, quiet=True)
+    assert capsys.readouterr() == ("", f"warning: {idle[0]}\n")
 
 
 def test_the_first_piece_of_an_output_is_the_first_that_holds_something():
