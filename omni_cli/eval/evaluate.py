@@ -40,7 +40,7 @@ def evaluate(
     not reached its bar or could not be taken; else 0. Raises OmniError for what is refused."""
     prepared = Prepared.of(words, command)
     stages, model = prepared.plan.stages, Path(prepared.plan.model.path)
-    items = list(enumerate(choose(read_items(model), only, count, seed)))
+    items = choose(read_items(model), only, count, seed)
     first = [(number, item) for number, item in items if item.group == "speech" and item.topic != SHORT][:_FIRST]
     alone = [f"deploy.stages.{stage.name}.max_batch=1" for stage in stages]
     edges = ((stage.name, edge) for stage in stages for edge in stage.inputs)
@@ -72,7 +72,8 @@ def evaluate(
 def _asked(
     words: tuple[str, ...], folder: Path, items: Sequence[tuple[int, Item]], seed: int
 ) -> tuple[list[Answer], int]:
-    """The answers that `omni run` writes into `folder`, and its exit code. Item n has the n-th seed in every run."""
+    """The answers that `omni run` writes into `folder`, and its exit code. In every run item n of the file has the
+    n-th seed."""
     if not items:
         return [], 0
     ids = [f"{item.group}-{number}" for number, item in items]

@@ -53,17 +53,18 @@ def read_items(folder: Path) -> list[Item]:
     return found
 
 
-def choose(items: list[Item], only: str | None, count: int | None, seed: int) -> list[Item]:
+def choose(items: list[Item], only: str | None, count: int | None, seed: int) -> list[tuple[int, Item]]:
     """Those of the groups in `only` (comma-separated; None: all), `count` of each topic, drawn by the seed, in their
-    order. ConfigError for a group that has no items."""
+    order, each with its place in `items`. What is drawn of a topic does not depend on `only`. ConfigError for a group
+    that has no items."""
     there = dict.fromkeys(item.group for item in items)
     asked = list(there) if only is None else [name.strip() for name in only.split(",")]
     if foreign := [name for name in asked if name not in there]:
         raise ConfigError(f"--only {foreign[0]}: this checkpoint has items of {', '.join(there)}")
     topics: dict[tuple[str, str], list[int]] = defaultdict(list)
     for place, item in enumerate(items):
-        if item.group in asked:
-            topics[item.group, item.topic].append(place)
+        topics[item.group, item.topic].append(place)
     chance = Random(seed)
-    kept = (places if count is None else chance.sample(places, min(count, len(places))) for places in topics.values())
-    return [items[place] for place in sorted(place for places in kept for place in places)]
+    drawn = (places if count is None else chance.sample(places, min(count, len(places))) for places in topics.values())
+    kept = sorted(place for places in drawn for place in places)
+    return [(place, items[place]) for place in kept if items[place].group in asked]

@@ -150,14 +150,17 @@ def items(folder: Path, *lines: str) -> list[Item]:
     return read_items(folder)
 
 
-def test_some_of_each_topic_are_chosen(tmp_path: Path) -> None:
-    topics = ("a", "b") * 8
-    found = items(tmp_path, *(json.dumps({"group": "text", "topic": topic, "request": {}}) for topic in topics))
-    chosen = choose(found, "text", 2, seed=3)
-    assert [item.topic for item in chosen].count("a") == 2
-    assert len(chosen) == 4
-    assert choose(found, None, None, 0) == found
-    with pytest.raises(ConfigError, match="--only pictures: this checkpoint has items of text"):
+def test_some_of_each_topic_are_chosen_and_keep_their_numbers(tmp_path: Path) -> None:
+    topics = [("seeing", "a"), ("text", "b"), ("text", "c")] * 8
+    lines = (json.dumps({"group": group, "topic": topic, "request": {}}) for group, topic in topics)
+    found = items(tmp_path, *lines)
+    chosen = choose(found, None, 2, seed=3)
+    assert [item.topic for _, item in chosen].count("b") == 2
+    assert len(chosen) == 6
+    assert choose(found, "text", 2, seed=3) == [(number, item) for number, item in chosen if item.group == "text"]
+    assert choose(found, None, None, 0) == list(enumerate(found))
+    assert choose(found, "text", None, 0) == [(n, item) for n, item in enumerate(found) if item.group == "text"]
+    with pytest.raises(ConfigError, match="--only pictures: this checkpoint has items of seeing, text"):
         choose(found, "pictures", None, 0)
 
 
