@@ -20,6 +20,7 @@ def evaluate(
     out: Path = typer.Option(None, "--out", help="The run folder; must be absent or empty."),
     as_json: bool = typer.Option(False, "--json", help="The scores as JSON."),
     check: bool = typer.Option(False, "--check", help="Exit code 1 if a score is not at its bar."),
+    quiet: bool = typer.Option(False, "-q", "--quiet", help="Only scores, warnings and errors."),
 ) -> None:
     """Ask a checkpoint what it should know, and print the scores of its answers.
 
@@ -30,7 +31,7 @@ def evaluate(
 
     given = {"only": only, "count": count, "seed": seed}
     command = shlex.join(["omni", "eval", *(words or ()), *(f"--{name}={v}" for name, v in given.items() if v)])
-    report, code = evaluate(tuple(words or ()), command, only, count, seed, out, check=check)
+    report, code = evaluate(tuple(words or ()), command, only, count, seed, out, check=check, quiet=quiet)
     if as_json:
         typer.echo(report.json(), nl=False)
     else:

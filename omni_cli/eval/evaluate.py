@@ -35,9 +35,10 @@ def evaluate(
     out: Path | None,
     *,
     check: bool,
+    quiet: bool,
 ) -> tuple[Report, int]:
     """The scores, which the run folder has as `eval.json`, and 1 if a request failed or, with `check`, if a score has
-    not reached its bar or could not be taken; else 0. Raises OmniError for what is refused."""
+    not reached its bar or could not be taken; else 0. `quiet` is `omni run`'s. Raises OmniError for what is refused."""
     prepared = Prepared.of(words, command)
     stages, model = prepared.plan.stages, Path(prepared.plan.model.path)
     items = choose(read_items(model), only, count, seed)
@@ -48,10 +49,11 @@ def evaluate(
         f"pipeline.stages.{to}.inputs.{edge.producer}=complete" for to, edge in edges if edge.mode == "incremental"
     ]
     folder = RunFolder.claim(out) if out else RunFolder.create(recipe=prepared.loaded.recipe, started_at=prepared.now)
-    together, code = _asked(words, folder.path / "together", items, seed)
-    singles, second = _asked((*words, *alone), folder.path / "alone", first, seed)
-    unstreamed, third = _asked((*words, *alone, *whole), folder.path / "whole", first if whole else [], seed)
-    say("judging")
+    together, code = _asked(words, folder.path / "together", items, seed, quiet)
+    singles, second = _asked((*words, *alone), folder.path / "alone", first, seed, quiet)
+    unstreamed, third = _asked((*words, *alone, *whole), folder.path / "whole", first if whole else [], seed, quiet)
+    if not quiet:
+        say("judging")
     scores = all_scores(together, singles, unstreamed, Judges(model))
     report = Report(
         command=command,
@@ -65,12 +67,13 @@ def evaluate(
     below = [f"{score.name}: {score.row()[1]}" for score in scores if check and score.met is False]
     for line in below:
         say(f"below its bar: {line}")
-    say(f"files: {folder.path}")
+    if not quiet:
+        say(f"files: {folder.path}")
     return report, int(bool(code or second or third or below))
 
 
 def _asked(
-    words: tuple[str, ...], folder: Path, items: Sequence[tuple[int, Item]], seed: int
+    words: tuple[str, ...], folder: Path, items: Sequence[tuple[int, Item]], seed: int, quiet: bool
 ) -> tuple[list[Answer], int]:
     """The answers that `omni run` writes into `folder`, and its exit code. In every run item n of the file has the
     n-th seed."""
@@ -83,8 +86,9 @@ def _asked(
     ]
     path = folder.with_suffix(".jsonl")
     write_text(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    say(f"{folder.name}: {len(lines)} requests")
-    code = run_once(words, RunOptions(input=str(path), out=str(folder)), resumable=False)
+    if not quiet:
+        say(f"{folder.name}: {len(lines)} requests")
+    code = run_once(words, RunOptions(input=str(path), out=str(folder), quiet=quiet), resumable=False)
     records = {record.request_id: record for record in read_results(folder / "results.jsonl")}
     return [_read(item, folder, records[name]) for name, (_, item) in zip(ids, items, strict=True)], code
 

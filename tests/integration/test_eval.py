@@ -21,9 +21,10 @@ def test_a_table_of_what_was_answered(tmp_path: Path) -> None:
     }
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, speech]))
     with leaves_nothing():
-        done = omni("eval", "recipe=synthetic", "--out", "run", "--json", "--check", cwd=tmp_path)
+        done = omni("eval", "recipe=synthetic", "--out", "run", "--json", "--check", "-q", cwd=tmp_path)
     assert done.code == 1, done.err  # below its bar
     assert "below its bar: text: 50.0 %" in done.err
+    assert all(line.startswith(("below its bar: ", "warning: ")) for line in done.err.splitlines()), done.err
     found = json.loads(done.out)
     assert found == json.loads((tmp_path / "run" / "eval.json").read_text())
     assert found["scores"]["text"] == {"value": 0.5, "of": 2, "bar": 0.95, "met": False}
