@@ -105,6 +105,8 @@ class CapacityAudit:
             if row.start != done:
                 yield f"{where} computes request {row.uid} from token {row.start}, but {done} of it are computed"
             held.computed[row.uid] = row.start + row.tokens
+            if row.units > 1 and row.phase != "forward":
+                yield f"{where} does {row.units} units of request {row.uid} at once, in a {row.phase} row"
         tokens = sum(row.tokens for row in event.rows)
         for name, count in (("max_batch", len(event.rows)), ("step_tokens", tokens), ("kv_blocks", event.kv_blocks)):
             if count > facts.get(name, count):

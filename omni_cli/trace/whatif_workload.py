@@ -110,6 +110,8 @@ def _collect(
             if event.rows:
                 steps[line.source].append(event)
             for row in event.rows:
+                if row.units > 1 and row.phase != "forward":  # which a simulation would do one by one
+                    raise ValueError(f"{line.source} did {row.units} units in a {row.phase} row")
                 if (work := works.get(row.uid, {}).get(stage)) is not None:
                     work.units += row.units
         elif isinstance(event, MessageGot):
@@ -119,7 +121,7 @@ def _collect(
             if (work := works.get(event.uid, {}).get(stage)) is None:
                 continue
             if isinstance(event, StageFinished):
-                if event.units != work.units:  # which a simulation would do one by one
+                if event.units != work.units:
                     raise ValueError(f"{stage} finished with {event.units} units, its steps have done {work.units}")
             elif isinstance(event, InputReady):
                 work.prompt_tokens = max(1, event.prompt_tokens)

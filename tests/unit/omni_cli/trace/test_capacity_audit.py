@@ -68,6 +68,17 @@ def test_a_step_stays_within_what_the_process_has(rows, kv_blocks, text):
     assert text in finding
 
 
+@pytest.mark.parametrize(("phase", "most"), [("prefill", 1), ("decode", 1), ("denoise", 1), ("forward", 9)])
+def test_a_token_or_denoising_step_is_a_row_of_its_own(phase, most):
+    trial = Trial()
+    trial.give(1)
+    for units in (1, most, 9):
+        row = StepRow(uid=1, phase=phase, position=0, units=units)
+        found = trial.say("talker.0", StepDone(index=3, t_ns=0, end_ns=0, rows=(row,)))
+        said = f"step 3 of talker.0 does {units} units of request 1 at once, in a {phase} row"
+        assert found == ([said] if units > most else [])
+
+
 def test_an_idle_process_holds_nothing_and_says_so_at_once():
     trial = Trial()
     trial.give(1)
