@@ -1,9 +1,8 @@
-"""Encodes a waveform as a file in memory: the command line writes these bytes, the server sends the same ones.
+"""Encodes a waveform as a file in memory.
 
 libsndfile does the encoding. A format that cannot hold the waveform's rate gets it resampled, with a warning.
 """
 
-import hashlib
 import io
 import struct
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
+from omni_cli.artifacts.encoded import Encoded
 from omni_cli.artifacts.waveform import Waveform
 from omni_cli.errors import ArtifactError
 
@@ -49,27 +49,13 @@ _ENCODINGS: dict[AudioFormat, _Encoding] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedAudio:
-    """A complete file. `frames`, `rate_hz` and `duration_s` are those of the file."""
-
-    data: bytes
-    extension: str
-    media_type: str
-    rate_hz: int
-    frames: int
-    duration_s: float
-    sha256: str
-    warnings: tuple[str, ...]
-
-
 def to_pcm16(samples: NDArray[np.float32]) -> NDArray[np.int16]:
     """Nearest 16-bit value of samples within [-1, 1], little endian; what came from int16 comes back unchanged."""
     words: NDArray[np.int16] = np.clip(np.rint(samples * np.float32(32768.0)), -32768, 32767).astype("<i2")
     return words
 
 
-def encode(waveform: Waveform, audio_format: AudioFormat = "wav") -> EncodedAudio:
+def encode(waveform: Waveform, audio_format: AudioFormat = "wav") -> Encoded:
     """Encodes a waveform that holds at least one sample.
 
     `wav` and `flac` are 16 bits, `wav_float` holds the float32 samples bit for bit, `pcm` is 16 bits little endian
@@ -85,14 +71,13 @@ def encode(waveform: Waveform, audio_format: AudioFormat = "wav") -> EncodedAudi
         data = to_pcm16(samples).tobytes()
     else:
         data = _encode_file(samples, rate_hz, encoding, audio_format)
-    return EncodedAudio(
+    return Encoded(
         data=data,
         extension=encoding.extension,
         media_type=encoding.media_type,
         rate_hz=rate_hz,
         frames=len(samples),
         duration_s=len(samples) / rate_hz,
-        sha256=hashlib.sha256(data).hexdigest(),
         warnings=warnings,
     )
 

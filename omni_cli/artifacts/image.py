@@ -1,16 +1,15 @@
 """Encodes pixels as an image file in memory, with what a reader wants to know about them (prompt, seed, ...)."""
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, PngImagePlugin
 
+from omni_cli.artifacts.encoded import Encoded
 from omni_cli.errors import ArtifactError
 
 ImageFormat = Literal["png", "webp", "jpeg"]
@@ -20,25 +19,13 @@ _MEDIA_TYPES: dict[ImageFormat, str] = {"png": "image/png", "webp": "image/webp"
 _EXTENSIONS: dict[ImageFormat, str] = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedImage:
-    """A complete file."""
-
-    data: bytes
-    extension: str
-    media_type: str
-    width: int
-    height: int
-    sha256: str
-
-
 def encode(
     pixels: NDArray[Any],
     image_format: ImageFormat = "png",
     *,
     metadata: Mapping[str, str] | None = None,
     quality: int = 95,
-) -> EncodedImage:
+) -> Encoded:
     """Encodes uint8 (H, W), (H, W, 3) or (H, W, 4); JPEG takes no alpha.
 
     PNG is lossless and holds `metadata` as text entries (iTXt); WebP and JPEG hold it as JSON in the EXIF image
@@ -56,14 +43,12 @@ def encode(
     except (OSError, ValueError) as error:
         size = f"{pixels.shape[1]} x {pixels.shape[0]}"
         raise ArtifactError(f"{size} pixels cannot be encoded as {image_format}: {error}") from error
-    data = file.getvalue()
-    return EncodedImage(
-        data=data,
+    return Encoded(
+        data=file.getvalue(),
         extension=_EXTENSIONS[image_format],
         media_type=_MEDIA_TYPES[image_format],
         width=pixels.shape[1],
         height=pixels.shape[0],
-        sha256=hashlib.sha256(data).hexdigest(),
     )
 
 

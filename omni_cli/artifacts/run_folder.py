@@ -92,8 +92,3 @@ class RunFolder:
     def request_folder(self, request_id: str) -> Path:
         """Where the files of a request go; the same for the same id, whether or not it exists yet."""
         return self.path / safe_name(request_id)
-
-
-def shown(path: Path) -> str:
-    """Relative to the working folder if it lies in it."""
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

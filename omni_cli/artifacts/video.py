@@ -1,42 +1,26 @@
 """Encodes frames as an MP4 file in memory. PyAV is imported only when needed."""
 
-import hashlib
 import io
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_cli.artifacts.encoded import Encoded
 from omni_cli.errors import ArtifactError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncodedVideo:
-    """A complete file. Width and height are those of the file, which H.264 needs to be even."""
-
-    data: bytes
-    extension: str
-    media_type: str
-    width: int
-    height: int
-    frames: int
-    fps: float
-    duration_s: float
-    sha256: str
-    warnings: tuple[str, ...]
 
 
 def encode(
     frames: NDArray[Any], *, fps: float, quality: int = 18, metadata: Mapping[str, str] | None = None
-) -> EncodedVideo:
+) -> Encoded:
     """Encodes uint8 RGB (T, H, W, 3) as H.264 (4:2:0).
 
-    `quality` is the constant rate factor of x264: 0 is lossless, 18 looks so, 51 is the worst. An odd side
-    gets its last line doubled, with a warning. `metadata` is the file's comment, as JSON. Raises ArtifactError.
+    `quality` is the constant rate factor of x264: 0 is lossless, 18 looks so, 51 is the worst. H.264 needs even sides:
+    an odd one gets its last line doubled, with a warning. `metadata` is the file's comment, as JSON. Raises
+    ArtifactError.
     """
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[3] != 3 or 0 in frames.shape:
         raise ArtifactError(f"frames of {frames.dtype} {frames.shape} are no video; uint8 (T, H, W, 3) is needed")
@@ -47,9 +31,8 @@ def encode(
     if height % 2 or width % 2:
         frames = np.pad(frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         warnings = (f"{width} x {height} pixels made even: {frames.shape[2]} x {frames.shape[1]}",)
-    data = _mux(frames, Fraction(fps).limit_denominator(100_000), quality, metadata or {})
-    return EncodedVideo(
-        data=data,
+    return Encoded(
+        data=_mux(frames, Fraction(fps).limit_denominator(100_000), quality, metadata or {}),
         extension="mp4",
         media_type="video/mp4",
         width=frames.shape[2],
@@ -57,7 +40,6 @@ def encode(
         frames=len(frames),
         fps=fps,
         duration_s=len(frames) / fps,
-        sha256=hashlib.sha256(data).hexdigest(),
         warnings=warnings,
     )
 

@@ -3,13 +3,14 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from omni_cli.artifacts.atomic import make_folder, remove_temporaries, write_bytes, write_text
 from omni_cli.artifacts.audio import AudioFormat
 from omni_cli.artifacts.audio import encode as encode_audio
+from omni_cli.artifacts.encoded import Encoded
 from omni_cli.artifacts.manifest import Manifest, write_manifest
 from omni_cli.artifacts.names import safe_name
 from omni_cli.artifacts.records import ArtifactRecord, ErrorRecord, ResultRecord, Status
@@ -38,7 +39,7 @@ class ArtifactWriter:
         """Writes `text.txt` in UTF-8; an empty answer is an empty file."""
         path = self._path(request_id, output, "txt")
         data = write_text(path, text)
-        return self._record(path, output, "text/plain; charset=utf-8", data)
+        return self._record(path, output, data, media_type="text/plain; charset=utf-8")
 
     def audio(
         self,
@@ -51,26 +52,12 @@ class ArtifactWriter:
         """Writes `audio.wav`; an empty waveform gives the record `empty` and no file."""
         if waveform.empty:
             return ArtifactRecord(output=output, state="empty", warnings=waveform.warnings)
-        encoded = encode_audio(waveform, audio_format)
-        path = self._path(request_id, output, encoded.extension)
-        write_bytes(path, encoded.data)
-        return self._record(
-            path,
-            output,
-            encoded.media_type,
-            encoded.data,
-            duration_s=encoded.duration_s,
-            rate_hz=encoded.rate_hz,
-            frames=encoded.frames,
-            warnings=encoded.warnings,
-        )
+        return self._write(request_id, output, encode_audio(waveform, audio_format))
 
     def lines(self, request_id: str, rows: Sequence[Mapping[str, Any]], *, output: str) -> ArtifactRecord:
         """Writes `<output>.jsonl`, one object a line."""
         data = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-        path = self._path(request_id, output, "jsonl")
-        write_bytes(path, data)
-        return self._record(path, output, "application/jsonl", data)
+        return self._write(request_id, output, Encoded(data=data, extension="jsonl", media_type="application/jsonl"))
 
     def image(
         self,
@@ -85,10 +72,7 @@ class ArtifactWriter:
         """Writes `image.png`, or `image-<index>.png` for one of several."""
         from omni_cli.artifacts.image import encode
 
-        encoded = encode(pixels, image_format, metadata=metadata)
-        path = self._path(request_id, output, encoded.extension, index)
-        write_bytes(path, encoded.data)
-        return self._record(path, output, encoded.media_type, encoded.data, width=encoded.width, height=encoded.height)
+        return self._write(request_id, output, encode(pixels, image_format, metadata=metadata), index)
 
     def video(
         self,
@@ -103,21 +87,7 @@ class ArtifactWriter:
         """Writes `video.mp4`, or `video-<index>.mp4` for one of several."""
         from omni_cli.artifacts.video import encode
 
-        encoded = encode(frames, fps=fps, metadata=metadata)
-        path = self._path(request_id, output, encoded.extension, index)
-        write_bytes(path, encoded.data)
-        return self._record(
-            path,
-            output,
-            encoded.media_type,
-            encoded.data,
-            duration_s=encoded.duration_s,
-            frames=encoded.frames,
-            width=encoded.width,
-            height=encoded.height,
-            fps=encoded.fps,
-            warnings=encoded.warnings,
-        )
+        return self._write(request_id, output, encode(frames, fps=fps, metadata=metadata), index)
 
     def end_request(
         self,
@@ -156,10 +126,14 @@ class ArtifactWriter:
     def __enter__(self) -> "ArtifactWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
+
+    def _write(self, request_id: str, output: str, encoded: Encoded, index: int | None = None) -> ArtifactRecord:
+        path = self._path(request_id, output, encoded.extension, index)
+        write_bytes(path, encoded.data)
+        told = [field.name for field in fields(encoded) if field.name not in ("data", "extension")]
+        return self._record(path, output, encoded.data, **{name: getattr(encoded, name) for name in told})
 
     def _path(self, request_id: str, output: str, extension: str, index: int | None = None) -> Path:
         folder = self.run.request_folder(request_id)
@@ -167,11 +141,10 @@ class ArtifactWriter:
         number = "" if index is None else f"-{index}"
         return folder / f"{safe_name(output)}{number}.{extension}"
 
-    def _record(self, path: Path, output: str, media_type: str, data: bytes, **facts: Any) -> ArtifactRecord:
+    def _record(self, path: Path, output: str, data: bytes, **facts: Any) -> ArtifactRecord:
         return ArtifactRecord(
             output=output,
             path=path.relative_to(self.run.path).as_posix(),
-            media_type=media_type,
             size_bytes=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
             **facts,

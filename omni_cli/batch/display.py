@@ -5,7 +5,7 @@ from pathlib import Path
 
 from omni_cli import streams
 from omni_cli.artifacts.records import ResultRecord
-from omni_cli.artifacts.run_folder import shown
+from omni_cli.config.files import shown
 from omni_cli.runtime.events import Event
 from omni_cli.runtime.request import OutputChunk
 

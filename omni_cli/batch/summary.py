@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from omni_cli.artifacts.records import ResultRecord
-from omni_cli.artifacts.run_folder import shown
 from omni_cli.batch.state import RunState
+from omni_cli.config.files import shown
 from omni_cli.streams import say
 
 

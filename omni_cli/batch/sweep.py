@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 from omni_cli.artifacts.atomic import write_text
-from omni_cli.artifacts.run_folder import RunFolder, shown
+from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.batch.options import RunOptions
 from omni_cli.batch.run import judge
+from omni_cli.config.files import shown
 from omni_cli.config.overrides import expand_sweep
 from omni_cli.errors import ConfigError
 from omni_cli.launch.job import Job

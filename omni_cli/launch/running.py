@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import cast
 
 from omni_cli.errors import RunEnding
@@ -106,9 +105,7 @@ class RunningStages:
     def __enter__(self) -> "RunningStages":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     def kill(self) -> None:

@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack
-from types import TracebackType
 
 from omni_cli.errors import InputError
 from omni_cli.plan.model import ExecutionPlan
@@ -93,9 +92,7 @@ class OmniEngine:
             watch.start(self._ready_handles)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Cancels what is still in flight, waits for the stages to let go of it, and ends the writer threads.
 
         Waits `deploy.drain_timeout_s` if something was in flight, else `ANSWER_S` at most; a process that has not

@@ -10,7 +10,6 @@ import selectors
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 
 from omni_cli.errors import reason
 
@@ -47,9 +46,7 @@ class Starting:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stop.close()
         self._places.release()
         self._thread.join()

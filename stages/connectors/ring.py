@@ -13,7 +13,6 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from stages.config import RingSpec
@@ -221,7 +220,7 @@ class Ring:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 
