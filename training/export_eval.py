@@ -152,6 +152,10 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--out {options.out}: is no folder and cannot become one: {error.strerror}")
     drawn = drawings.load(options.drawings) if options.drawings else drawings.draw()
     if options.model == "image":
         drawn = drawn.few()
