@@ -42,37 +42,54 @@ class Spoken:
     speaker: int
     codes: Any
 
+    @property
+    def rows(self) -> int:
+        return len(self.user) + 9 + self.codes.shape[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """A batch: `text` [batch, rows], `codes` [batch, ways, rows, GROUPS] int16, one way without its axis and int64,
-    `first` [batch]: the row that predicts frame 0, `frames` [batch]. Rows behind the end are empty; since rows see only
-    those before them, no mask is needed."""
+    """Sentences, each said in one way: `text` [batch, rows], `codes` [batch, rows, GROUPS], `first` [batch]: the row
+    that predicts frame 0, `frames` [batch]. Rows behind the end are empty; since rows see only those before them, no
+    mask is needed."""
 
     text: Any
     codes: Any
     first: Any
     frames: Any
 
-    def said(self, sentences: Any, ways: Any, length: int) -> "Rows":
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sentences:
+    """Rows of sentences, each with all the ways in which it is said: `ways` [batch, ways, rows, GROUPS] int16, the
+    others as of Rows."""
+
+    text: Any
+    ways: Any
+    first: Any
+    frames: Any
+
+    def said(self, sentences: Any, ways: Any, length: int) -> Rows:
         """The first `length` rows of some sentences, each said in one way."""
         return Rows(
             text=self.text[sentences, :length],
-            codes=self.codes[sentences, ways, :length].long(),
+            codes=self.ways[sentences, ways, :length].long(),
             first=self.first[sentences],
             frames=self.frames[sentences],
         )
 
+    def on(self, device: str) -> "Sentences":
+        return Sentences(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
-def rows_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Rows:
-    """The rows of a batch, on the CPU. `newline` is the id that follows a role's name."""
+
+def sentences_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Sentences:
+    """The rows of what is spoken, on the CPU. `newline` is the id that follows a role's name."""
     talker = config.talker_config
     head_text = [config.im_start_token_id, config.assistant_token_id, newline]
     head_text += [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id]
-    ways = len(spoken[0].codes)
-    longest = max(len(one.user) + 9 + one.codes.shape[2] for one in spoken)
+    longest = max(one.rows for one in spoken)
     text = torch.full((len(spoken), longest), NONE)
-    codes = torch.full((len(spoken), ways, longest, GROUPS), NONE, dtype=torch.int16)
+    ways = torch.full((len(spoken), len(spoken[0].codes), longest, GROUPS), NONE, dtype=torch.int16)
     for place, one in enumerate(spoken):
         count, start = one.codes.shape[2], len(one.user)
         said = [*one.answer, config.tts_eos_token_id][: count + 1]
@@ -81,10 +98,10 @@ def rows_of(config: Any, newline: int, spoken: Sequence[Spoken]) -> Rows:
         text[place, : len(line)] = torch.tensor(line)
         marks = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id, one.speaker]
         marks += [talker.codec_pad_id, talker.codec_bos_id]
-        codes[place, :, start + 3 : start + 9, 0] = torch.tensor(marks, dtype=torch.int16)
-        codes[place, :, start + 9 : start + 9 + count] = one.codes.transpose(1, 2)
+        ways[place, :, start + 3 : start + 9, 0] = torch.tensor(marks, dtype=torch.int16)
+        ways[place, :, start + 9 : start + 9 + count] = one.codes.transpose(1, 2)
     first = torch.tensor([len(one.user) + 8 for one in spoken])
-    return Rows(text=text, codes=codes, first=first, frames=torch.tensor([one.codes.shape[2] for one in spoken]))
+    return Sentences(text=text, ways=ways, first=first, frames=torch.tensor([one.codes.shape[2] for one in spoken]))
 
 
 class Talker(torch.nn.Module):
@@ -233,20 +250,10 @@ def train(
     if record and device == "cuda":
         for layer in (*module.model.layers, *module.code_predictor.model.layers):
             layer.compile()
+    eos = config.talker_config.codec_eos_token_id
     parameters = [value for name, value in talker.named_parameters() if "hidden_projection" not in name]
-    ordered = sorted(spoken, key=lambda one: len(one.user) + one.codes.shape[2])
-    lengths = [len(one.user) + 9 + one.codes.shape[2] for one in ordered]
-    every, unread = (_on(device, rows_of(config, newline, some)) for some in (ordered, held))
-    ways = every.codes.shape[1]
-    eos, cuts = config.talker_config.codec_eos_token_id, _cuts(lengths)
-    log.info("talker: batches of %s rows", [lengths[stop - 1] for _, stop in cuts])
-
-    def loss(start: int, stop: int) -> Any:
-        some = torch.randint(start, stop, (batch,), device=device)
-        rows = every.said(some, torch.randint(ways, (batch,), device=device), lengths[stop - 1])
-        with half(device):
-            return torch.stack(losses(talker, rows, eos, noise=True))
-
+    unread = sentences_of(config, newline, held).on(device)
+    loss, cuts = _batches(talker, config, newline, spoken, batch, device)
     step = Step(loss, parameters, device=device, record=record, betas=(0.9, 0.98), weight_decay=0.02)
     for now in moments(seconds):
         (cut,) = chance.choices(cuts, [stop - start for start, stop in cuts])
@@ -265,7 +272,27 @@ def train(
     log.info("talker: %s", score(talker, unread, eos))
 
 
-def score(talker: Talker, unread: Rows, eos: int) -> str:
+def _batches(
+    talker: Talker, config: Any, newline: int, spoken: Sequence[Spoken], batch: int, device: str
+) -> tuple[Callable[[int, int], Any], list[tuple[int, int]]]:
+    """The loss of a batch drawn from those sentences, ordered by length, that lie between two places; and the pairs of
+    places between which they are of about one length."""
+    ordered = sorted(spoken, key=lambda one: one.rows)
+    lengths = [one.rows for one in ordered]
+    every, eos = sentences_of(config, newline, ordered).on(device), config.talker_config.codec_eos_token_id
+    cuts = _cuts(lengths)
+    log.info("talker: batches of %s rows", [lengths[stop - 1] for _, stop in cuts])
+
+    def loss(start: int, stop: int) -> Any:
+        some = torch.randint(start, stop, (batch,), device=device)
+        rows = every.said(some, torch.randint(every.ways.shape[1], (batch,), device=device), lengths[stop - 1])
+        with half(device):
+            return torch.stack(losses(talker, rows, eos, noise=True))
+
+    return loss, cuts
+
+
+def score(talker: Talker, unread: Sentences, eos: int) -> str:
     """How it does on sentences that it has not read: the error of first codes after what the teacher said, and how many
     of the teacher's first codes it says itself, in their order, when it hears itself, in the way that is nearest."""
     rows = unread.said(slice(None), 0, unread.text.shape[1])
@@ -275,15 +302,11 @@ def score(talker: Talker, unread: Rows, eos: int) -> str:
         said = speak(talker, rows, eos)
     talker.train()
     wrong = 0
-    for one, ways, start, frames in zip(said, unread.codes, unread.first, unread.frames, strict=True):
+    for one, ways, start, frames in zip(said, unread.ways, unread.first, unread.frames, strict=True):
         right = ways[:, start + 1 : start + 1 + frames, 0].tolist()
         wrong += min(int(frames), *(word_errors(way, one[:, 0].tolist()) for way in right))
-    frames = int(rows.frames.sum())
-    return f"held out: first code {first.item():.3f}, said freely {100 - 100 * wrong / frames:.1f} % as the teacher"
-
-
-def _on(device: str, rows: Rows) -> Rows:
-    return Rows(**{name: getattr(rows, name).to(device) for name in Rows.__slots__})
+    right_share = 1 - wrong / int(unread.frames.sum())
+    return f"held out: first code {first.item():.3f}, said freely {100 * right_share:.1f} % as the teacher"
 
 
 def _cuts(lengths: Sequence[int]) -> list[tuple[int, int]]:

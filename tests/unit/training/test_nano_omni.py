@@ -183,7 +183,7 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
     user, answer = writer.user("Say: yes"), writer.encode("Yes.")
     codes = torch.randint(layout.CODES, (2, layout.GROUPS, 3))
     spoken = talker.Spoken(user=tuple(user), answer=tuple(answer), speaker=layout.VOICES["ethan"], codes=codes)
-    both = talker.rows_of(model.config, writer.newline, [spoken])
+    both = talker.sentences_of(model.config, writer.newline, [spoken])
     rows = both.said([0], [1], both.text.shape[1])
     assert torch.equal(rows.codes[0, -3:], codes[1].T)
     table = model.thinker.get_input_embeddings().weight.detach()
@@ -215,7 +215,7 @@ def test_the_rows_of_an_answer_are_those_of_the_stage_that_speaks(tokenizer, mod
         assert torch.equal(speaker.other_codes(hidden, said).argmax(-1), said[:, 1:])
     speaker.train()
     again = replace(spoken, codes=torch.stack([spoken.codes[0], said.T.to(torch.int16)]))
-    assert "said freely 100.0 %" in talker.score(speaker, talker.rows_of(config, writer.newline, [again]), eos)
+    assert "said freely 100.0 %" in talker.score(speaker, talker.sentences_of(config, writer.newline, [again]), eos)
     shown: list[torch.Tensor] = []
     monkeypatch.setattr(talker, "losses", lambda *given, **kw: (shown.append(given[1].codes), losses(*given, **kw))[1])
     kept: list[bool] = []
