@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import typer
 
-from omni_cli.launch.rings import remove_stale, stale_segments
+from omni_cli.launch.rings import stale_segments
 from stages.connectors.ring import SHM_DIR
 
 app = typer.Typer()
@@ -63,7 +63,7 @@ def findings(clean: bool) -> Iterator[Finding]:
     yield from devices()
     yield shared_memory(*_shm_bytes())
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield cleaned(remove_stale()) if clean else leftovers(stale_segments())
+    yield cleaned(stale_segments(remove=True)) if clean else leftovers(stale_segments())
 
 
 def python(release: tuple[int, ...]) -> Finding:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from omni_cli.errors import LaunchError, reason
 from omni_cli.launch.mps import MpsDaemon
-from omni_cli.launch.rings import Rings, remove_stale
+from omni_cli.launch.rings import Rings, stale_segments
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import deferred
 from omni_cli.launch.startup import Startup
@@ -58,7 +58,7 @@ class LocalLauncher:
             raise LaunchError(f"the stages cannot be started: {reason(error)}") from error
 
     def _start(self) -> RunningStages:
-        for segment in remove_stale():
+        for segment in stale_segments(remove=True):
             log.info("removed %s, left behind by a run that has died", segment)
         rings = Rings(self._specs)
         running = RunningStages(

@@ -18,16 +18,7 @@ from omni_cli.errors import LaunchError, RunEnding
 from omni_cli.runtime.processes import MediaPort, OutputPort
 from stages.config import EdgeSpec, RingSpec, StageSpec
 from stages.connectors.registry import open_reader, open_writer
-from stages.connectors.ring import (
-    SHM_DIR,
-    RingError,
-    RingFile,
-    create_ring,
-    is_orphan,
-    live_slots,
-    remove_orphan,
-    unlink,
-)
+from stages.connectors.ring import SHM_DIR, RingError, RingFile, create_ring, is_orphan, live_slots, unlink
 from stages.messages import REQUEST
 
 if TYPE_CHECKING:
@@ -67,13 +58,15 @@ class Rings:
             for ring in self._needed():
                 self._files[ring.segment] = create_ring(ring)
         except RingError as error:
-            raise LaunchError(f"{error}. All rings of this run: {self._total_bytes() / 2**20:.1f} MiB") from error
+            mib = sum(ring.data_bytes for ring in self._needed()) / 2**20
+            raise LaunchError(f"{error}. All rings of this run: {mib:.1f} MiB") from error
         for stage in self._specs:
             for edge in _from_parent(stage):
                 if stage.stage not in self._writers:  # its replicas share the ring
                     self._writers[stage.stage] = open_writer(edge, f"{REQUEST}.{stage.stage}", itertools.count())
-            for edge in _to_parent(stage):
-                self._readers[stage.process] = open_reader(edge)
+            for edge in stage.consumers:
+                if edge.consumer == REQUEST:
+                    self._readers[stage.process] = open_reader(edge)
 
     def renew(self, process: str, generation: int) -> None:
         """Creates the rings that a replica writes in its next life, in any thread: all of them or none.
@@ -166,9 +159,6 @@ class Rings:
         edges = [edge for stage in self._specs for edge in (*stage.consumers, *_from_parent(stage))]
         yield from {ring.segment: ring for edge in edges for ring in edge.rings}.values()
 
-    def _total_bytes(self) -> int:
-        return sum(ring.data_bytes for ring in self._needed())
-
 
 def _discard(file: RingFile) -> None:
     with contextlib.suppress(FileNotFoundError):
@@ -184,33 +174,13 @@ def _from_parent(stage: StageSpec) -> list[EdgeSpec]:
     return [edge for edge in stage.inputs if edge.producer == REQUEST]
 
 
-def _to_parent(stage: StageSpec) -> list[EdgeSpec]:
-    return [edge for edge in stage.consumers if edge.consumer == REQUEST]
-
-
-def stale_segments() -> list[str]:
-    """Names of the rings of dead runs, of this user. A ring whose run is alive, in whatever process, is none."""
-    return [path.name for path in _segments() if _is_stale(path)]
-
-
-def remove_stale() -> list[str]:
-    """Removes the rings of dead runs and returns their names."""
-    return [path.name for path in _segments() if _removed(path)]
-
-
-def _segments() -> list[Path]:
-    folder = Path(SHM_DIR)
-    named = (path for path in (folder.iterdir() if folder.is_dir() else ()) if SEGMENTS.fullmatch(path.name))
-    return sorted(path for path in named if path.is_file() and os.access(path, os.R_OK | os.W_OK))
-
-
-def _is_stale(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        return is_orphan(str(path))
-    return False
-
-
-def _removed(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError, PermissionError):
-        return remove_orphan(str(path))
-    return False
+def stale_segments(*, remove: bool = False) -> list[str]:
+    """Names of the rings of dead runs, of this user, which `remove` removes. A ring whose run is alive, in whatever
+    process, is none."""
+    folder, found = Path(SHM_DIR), []
+    for path in sorted(folder.iterdir() if folder.is_dir() else ()):
+        if SEGMENTS.fullmatch(path.name) and path.is_file() and os.access(path, os.R_OK | os.W_OK):
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if is_orphan(str(path), remove=remove):
+                    found.append(path.name)
+    return found

@@ -118,41 +118,22 @@ def unlink(segment: str) -> None:
     os.unlink(ring_path(segment))
 
 
-def is_orphan(path: str) -> bool:
-    """Whether it is a ring whose lock no living process holds. Raises FileNotFoundError if it is not there."""
+def is_orphan(path: str, *, remove: bool = False) -> bool:
+    """Whether it is a ring whose lock no living process holds; `remove` removes such a one, safely against a creator
+    at the same moment. Raises FileNotFoundError if it is not there."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        return _is_ring(fd) and _try_lock(fd)
-    finally:
-        os.close(fd)
-
-
-def remove_orphan(path: str) -> bool:
-    """Removes the ring of a dead run; False if its run is alive or it is no ring.
-
-    Safe against a creator at the same moment.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if not (_is_ring(fd) and _try_lock(fd)):
+        # Begins with nothing at all if its creator died before it wrote the header.
+        if os.pread(fd, len(_MAGIC), 0).strip(b"\0") not in (b"", _MAGIC):
             return False
-        os.unlink(path)  # while locked: a creator in between finds its file unlinked and starts again
-        return True
-    finally:
-        os.close(fd)
-
-
-def _is_ring(fd: int) -> bool:
-    """Whether the file begins as a ring does, or with nothing at all: its creator died before it wrote the header."""
-    return os.pread(fd, len(_MAGIC), 0).strip(b"\0") in (b"", _MAGIC)
-
-
-def _try_lock(fd: int) -> bool:
-    try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if remove:
+            os.unlink(path)  # while locked: a creator in between finds its file unlinked and starts again
+        return True
     except BlockingIOError:
         return False
-    return True
+    finally:
+        os.close(fd)
 
 
 class Ring:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from omni_cli.launch.rings import remove_stale, stale_segments
+from omni_cli.launch.rings import stale_segments
 from stages.connectors.ring import SHM_DIR
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +89,7 @@ def test_a_killed_parent_leaves_no_stage_and_only_its_own_rings_are_stale(parent
     assert killed.living_stages() == 0
     killed.popen.wait()
     assert sorted(killed.segments()) == [name for name in stale_segments() if killed.run_id in name]
-    remove_stale()
+    stale_segments(remove=True)
     assert killed.segments() == []
     assert len(alive.segments()) == 4
     alive.popen.terminate()

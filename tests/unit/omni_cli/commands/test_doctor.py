@@ -92,8 +92,14 @@ def test_a_machine_without_gpus_is_well_unless_it_has_their_device_files() -> No
 
 def test_leftovers_are_named_and_cleaned_on_demand(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = ["omni-1-thinker"]
-    monkeypatch.setattr(doctor, "stale_segments", lambda: list(segments))
-    monkeypatch.setattr(doctor, "remove_stale", lambda: [segments.pop()] if segments else [])
+
+    def stale(*, remove: bool = False) -> list[str]:
+        found = list(segments)
+        if remove:
+            segments.clear()
+        return found
+
+    monkeypatch.setattr(doctor, "stale_segments", stale)
     invoke = CliRunner().invoke
     assert "1 segments of dead runs: omni-1-thinker" in invoke(doctor.app, []).output
     assert "removed omni-1-thinker" in invoke(doctor.app, ["--clean"]).output

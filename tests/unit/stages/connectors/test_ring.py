@@ -89,7 +89,7 @@ def test_a_file_that_is_no_ring_is_never_taken_for_the_ring_of_a_dead_run(spec):
     with open(path, "wb") as file:
         file.write(b"somebody else's segment")
     assert not rings.is_orphan(path)
-    assert not rings.remove_orphan(path)
+    assert not rings.is_orphan(path, remove=True)
     assert os.path.exists(path)
 
 
@@ -97,11 +97,11 @@ def test_a_ring_is_an_orphan_once_its_creator_is_gone(spec):
     file = create_ring(spec)
     path = ring_path(spec.segment)
     assert not rings.is_orphan(path)
-    assert not rings.remove_orphan(path)
+    assert not rings.is_orphan(path, remove=True)
     assert os.path.exists(path)
     file.close()
     assert rings.is_orphan(path)
-    assert rings.remove_orphan(path)
+    assert rings.is_orphan(path, remove=True)
     assert not os.path.exists(path)
 
 
