@@ -8,7 +8,7 @@ import platform
 import resource
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from itertools import permutations
@@ -18,6 +18,7 @@ from typing import Any, Literal
 import typer
 
 from omni_cli.launch.rings import stale_segments
+from omni_cli.plan.devices import no_peer_access
 from stages.connectors.ring import SHM_DIR
 
 app = typer.Typer()
@@ -59,7 +60,8 @@ def doctor(
 def findings(clean: bool) -> Iterator[Finding]:
     yield python(sys.version_info[:3])
     yield from packages(requirements(), installed)
-    yield Finding(name="processors", state="ok", text=f"{usable_processors()} usable of {os.cpu_count()}")
+    usable = len(os.sched_getaffinity(0))  # in a container often fewer than the machine has
+    yield Finding(name="processors", state="ok", text=f"{usable} usable of {os.cpu_count()}")
     yield from devices()
     yield shared_memory(*_shm_bytes())
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -109,11 +111,6 @@ def packages(required: list[str], installed: Callable[[str], str | None]) -> Ite
             yield Finding(name=requirement.name, state="ok", text=found)
 
 
-def usable_processors() -> int:
-    """Those this process may run on, in a container often fewer than the machine has."""
-    return len(os.sched_getaffinity(0))
-
-
 def devices() -> Iterator[Finding]:
     """GPUs as the driver's own library (NVML) sees them; no CUDA context is opened."""
     try:
@@ -146,22 +143,19 @@ def gpus(nvml: Any, torch_version: str) -> Iterator[Finding]:
         text = f"{nvml.nvmlDeviceGetName(handle)}, {memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
         yield Finding(name=f"gpu {index}", state="ok", text=text)
     if len(handles) > 1:
-        yield peer_access(_peers(nvml, handles))
+        yield peer_access(
+            [
+                f"{a}->{b}"
+                for a, b in permutations(range(len(handles)), 2)
+                if no_peer_access(nvml, handles[a], handles[b])
+            ]
+        )
     if handles and torch_version.endswith("+cpu"):
         remedy = "install a build of torch for CUDA (pytorch.org/get-started)"
         yield Finding(name="gpu", state="warn", text=f"torch {torch_version} cannot use them", remedy=remedy)
 
 
-def _peers(nvml: Any, handles: list[Any]) -> Mapping[tuple[int, int], bool]:
-    return {
-        (a, b): nvml.nvmlDeviceGetP2PStatus(handles[a], handles[b], nvml.NVML_P2P_CAPS_INDEX_READ)
-        == nvml.NVML_P2P_STATUS_OK
-        for a, b in permutations(range(len(handles)), 2)
-    }
-
-
-def peer_access(peers: Mapping[tuple[int, int], bool]) -> Finding:
-    lacking = [f"{a}->{b}" for (a, b), reachable in peers.items() if not reachable]
+def peer_access(lacking: Sequence[str]) -> Finding:
     if not lacking:
         return Finding(name="peer access", state="ok", text="between all GPUs")
     return Finding(

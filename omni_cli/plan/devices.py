@@ -118,13 +118,14 @@ def _inventory(library: Any, chosen: Mapping[str, Any], note: str) -> Inventory:
     devices = tuple(_device(library, physical, handle) for physical, handle in chosen.items())
     handles = list(chosen.values())
     found = (
-        (reader, device, _no_peer_access(library, handles[reader], handles[device]))
+        (reader, device, no_peer_access(library, handles[reader], handles[device]))
         for reader, device in itertools.permutations(range(len(handles)), 2)
     )
     return Inventory(devices=devices, note=note, unreachable=tuple(entry for entry in found if entry[2]))
 
 
-def _no_peer_access(library: Any, reader: Any, device: Any) -> str:
+def no_peer_access(library: Any, reader: Any, device: Any) -> str:
+    """Why, by NVML's handles, one device cannot read another one's memory; empty if it can."""
     try:
         status = library.nvmlDeviceGetP2PStatus(reader, device, _P2P_READ)
     except library.NVMLError as error:

@@ -57,8 +57,9 @@ class Memory:
 class TwoGpus:
     """NVML with two GPUs, of which 1 cannot read from 0."""
 
-    NVML_P2P_CAPS_INDEX_READ = 0
+    NVML_P2P_CAPS_INDEX_READ = (0,)  # as in the binding
     NVML_P2P_STATUS_OK = 0
+    NVMLError = OSError
 
     def nvmlDeviceGetCount(self) -> int:
         return 2
@@ -73,6 +74,7 @@ class TwoGpus:
         return Memory()
 
     def nvmlDeviceGetP2PStatus(self, a: int, b: int, capability: int) -> int:
+        assert capability == 0  # ctypes takes no tuple
         return int((a, b) == (1, 0))
 
 
