@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import number
 from omni_cli.bench.report import Facts
 from omni_cli.bench.steps import StepLog
+from omni_cli.deployment import deployed
 from omni_cli.errors import StageFailure
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.signals import Interrupts

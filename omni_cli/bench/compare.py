@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from omni_cli.bench.alone import receive
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import number
 from omni_cli.bench.level import Drawing, Level
 from omni_cli.bench.load import Load
@@ -27,6 +26,7 @@ from omni_cli.bench.served import Piece, Served
 from omni_cli.bench.serving import Serving
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StepLog
+from omni_cli.deployment import deployed
 from omni_cli.errors import ConfigError
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.signals import Interrupts

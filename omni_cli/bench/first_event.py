@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from omni_cli.bench.deployment import carry, deployed
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.throughput import OUTPUTS, PROMPT, WORDS, make
+from omni_cli.deployment import carry, deployed
 from omni_cli.errors import LaunchError, StageFailure
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from omni_cli.bench.alone import receive
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Figure
+from omni_cli.deployment import deployed
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.devices import Inventory

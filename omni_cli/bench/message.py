@@ -9,20 +9,18 @@ memcpy of the same bytes, timed in turn from the same source into memory that is
 
 import asyncio
 import contextlib
-import secrets
 import time
 from collections.abc import Iterator
 from typing import TypeVar
 
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.receiver import receive
+from omni_cli.deployment import deployed
 from omni_cli.errors import StageFailure
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
-from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.stage_client import Received, StageClient
 from stages.events import MessageGot, StageCancelled, StepReport
 from stages.messages import REQUEST, Cancel, Deliver, StreamMessage, Turn
@@ -76,9 +74,8 @@ async def _bounce(process: StageProcess, count: int) -> list[tuple[float, float]
 
 def measure_transfers(plan: ExecutionPlan, count: int, interrupts: Interrupts) -> list[Figure]:
     """`plan` has one stage of one replica, which takes media."""
-    specs = stage_specs(plan, secrets.token_hex(4), media_bytes=max(AIMS_BY_MIB) * MIB)
     found = []
-    with deployed(plan, interrupts, specs=specs, run_stage=receive) as deployment:
+    with deployed(plan, interrupts, media_bytes=max(AIMS_BY_MIB) * MIB, run_stage=receive) as deployment:
         for mib, aim in AIMS_BY_MIB.items():
             through, memcpy = zip(*_transfers(deployment.running, plan.stages[0].name, mib, count), strict=True)
             ratios = tuple(own / bare for own, bare in zip(through, memcpy, strict=True))

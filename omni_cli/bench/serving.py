@@ -12,7 +12,6 @@ from pathlib import Path
 from omni_cli.artifacts.atomic import write_text
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.bench.alone import device_rates, peak_fact
-from omni_cli.bench.deployment import carry, deployed
 from omni_cli.bench.level import SPREAD_NOTE, Drawing, Level, tables
 from omni_cli.bench.load import Load
 from omni_cli.bench.plot import draw
@@ -22,6 +21,7 @@ from omni_cli.bench.served import Piece, Served
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StepLog
 from omni_cli.console import logging_to
+from omni_cli.deployment import carry, deployed
 from omni_cli.errors import OmniError
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan

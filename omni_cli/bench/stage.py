@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from omni_cli.bench.alone import LonelyStage, device_rates, lonely_spec, peak_fact
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.figure import Figure, by_key, number, spread
 from omni_cli.bench.level import counted, counter_names
 from omni_cli.bench.prepared import Prepared
 from omni_cli.bench.report import Report
 from omni_cli.bench.sized import SizedRequests
 from omni_cli.bench.steps import StageLoad, stage_load
+from omni_cli.deployment import deployed
 from omni_cli.errors import ConfigError
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import StagePlan

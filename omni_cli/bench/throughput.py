@@ -9,10 +9,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_cli.bench.deployment import Deployment, carry, deployed
 from omni_cli.bench.figure import Aim, Figure
 from omni_cli.bench.load import closed_loop
 from omni_cli.bench.replayed import measure_replay
+from omni_cli.deployment import Deployment, carry, deployed
 from omni_cli.errors import StageFailure
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,26 +17,19 @@ from omni_cli.config.files import shown
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.config.schema import ServeConfig
 from omni_cli.console import logging_to
+from omni_cli.deployment import Deployment, deployed
 from omni_cli.errors import PlanError, reason
-from omni_cli.launch.launcher import LocalLauncher
-from omni_cli.launch.lifetime import lifetime
-from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import visible_devices
-from omni_cli.plan.model import ExecutionPlan
-from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
-from omni_cli.runtime.fanout import Fanout
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
 from omni_cli.server.metrics import Metrics, PromptTokens
 from omni_cli.server.service import Service
 from omni_cli.server.starting import ACCEPT_AGAIN_S, HAS_TO_WAIT, NO_DESCRIPTOR, Starting
 from omni_cli.server.timelines import Timelines
-from omni_cli.trace.frame import run_started
-from omni_cli.trace.recorder import Recorder
 from omni_cli.trace.summary import type_of
 from omni_cli.trace.why import LastHeard
 
@@ -67,27 +59,24 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
         with listening, logging_to(folder.path / "run.log", quiet=quiet), contextlib.ExitStack() as held:
             folder.keep_plan(plan.document())
             log.info("files: %s", shown(folder.path))
-            recorder = Recorder(folder.trace) if loaded.config.trace.enabled else None
-            if recorder is not None:
-                held.callback(recorder.close)
-            metrics, timelines = Metrics(), Timelines()
-            prompts = PromptTokens(frozenset(stage.name for stage in plan.entries))
-            heard = LastHeard()
-            watching = [heard] if serve.debug_requests else []
-            listener = Fanout(*([recorder] if recorder else []), metrics, prompts, timelines, *watching)
-            run_id = secrets.token_hex(4)
-            specs = stage_specs(plan, run_id, media_bytes=serve.media_ring_bytes if plan.media else 0)
-            stages = lifetime(
-                LocalLauncher(plan, specs, listener=listener),
+            seen = _Seen(
+                metrics=Metrics(),
+                prompts=PromptTokens(frozenset(stage.name for stage in plan.entries)),
+                timelines=Timelines(),
+                heard=LastHeard(),
+            )
+            listeners: list[Listener] = [seen.metrics, seen.prompts, seen.timelines]
+            stages = deployed(
+                plan,
                 interrupts,
-                listener=listener,
-                started=run_started(plan, run_id, started_at),
-                events=lambda: recorder.events if recorder is not None else 0,
+                *(listeners if not serve.debug_requests else [*listeners, seen.heard]),
+                trace=folder.trace if loaded.config.trace.enabled else None,
+                started_at=started_at,
+                media_bytes=serve.media_ring_bytes if plan.media else 0,
             )
             with Starting(listening):
-                running = held.enter_context(stages)
-            seen = _Seen(listener=listener, metrics=metrics, prompts=prompts, timelines=timelines, heard=heard)
-            asyncio.run(_serve(loaded, plan, running, seen, listening, interrupts))
+                deployment = held.enter_context(stages)
+            asyncio.run(_serve(loaded, deployment, seen, listening, interrupts))
     return interrupts.exit_code or 1
 
 
@@ -109,9 +98,8 @@ def _bind(serve: ServeConfig) -> socket.socket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """Who hears the events; `listener` hears them all and hands them on."""
+    """Who hears the events."""
 
-    listener: Listener
     metrics: Metrics
     prompts: PromptTokens
     timelines: Timelines
@@ -120,15 +108,14 @@ class _Seen:
 
 async def _serve(
     loaded: LoadedConfig,
-    plan: ExecutionPlan,
-    running: RunningStages,
-    seen: "_Seen",
+    deployment: Deployment,
+    seen: _Seen,
     listening: socket.socket,
     interrupts: Interrupts,
 ) -> None:
-    serve = loaded.config.serve
+    serve, plan = loaded.config.serve, deployment.plan
     places = serve.max_concurrency or 2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries)
-    async with OmniEngine(plan, running, listener=seen.listener) as engine:
+    async with OmniEngine(plan, deployment.running, listener=deployment.listener) as engine:
         service = Service(
             name=serve.model_name or plan.recipe,
             loaded=loaded,

@@ -12,9 +12,9 @@ import pynvml
 import pytest
 
 from omni_cli.bench.alone import receive
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.handover import hand_over, handover_specs
 from omni_cli.config.load import load_config
+from omni_cli.deployment import deployed
 from omni_cli.launch.environment import stage_environment
 from omni_cli.launch.process import StageProcess
 from omni_cli.launch.signals import Interrupts

@@ -1,8 +1,8 @@
 """Two processes hand tensors over and check them, as `omni bench overhead` has them on GPUs; here on the CPU."""
 
-from omni_cli.bench.deployment import deployed
 from omni_cli.bench.handover import hand_over, handover_specs
 from omni_cli.config.load import load_config
+from omni_cli.deployment import deployed
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory

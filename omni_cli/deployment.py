@@ -1,7 +1,11 @@
-"""Stage processes for the time of a measurement, and work over their engines."""
+"""The stages of a plan from their start to their end, with the whole trace of a run; and work over their engines.
+
+Knows neither what the work is nor who asked for it.
+"""
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,13 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from omni_cli.launch.launcher import LocalLauncher
-from omni_cli.launch.lifetime import lifetime
 from omni_cli.launch.running import RunningStages
 from omni_cli.launch.signals import Interrupts
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.events import Listener
+from omni_cli.runtime.events import CONTROL, Listener, RunFinished
 from omni_cli.runtime.fanout import Fanout
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
@@ -26,6 +29,8 @@ from stages.worker.bootstrap import RunStage
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
+    """Stages that are ready; `listener` hands their events on to all who listen."""
+
     plan: ExecutionPlan
     running: RunningStages
     listener: Listener
@@ -37,36 +42,37 @@ def deployed(
     interrupts: Interrupts,
     *listeners: Listener,
     trace: Path | None = None,
+    started_at: datetime | None = None,
+    media_bytes: int = 0,
     specs: Sequence[StageSpec] = (),
     run_stage: RunStage | None = None,
 ) -> Iterator[Deployment]:
-    """The plan's processes, ready, as `omni run` has them; stopped on leaving, when the trace, if any, is whole.
+    """The plan's processes, ready; stopped on leaving, when the trace, if there is one, is whole.
 
-    `specs` are started in place of the plan's own; `run_stage` replaces the worker.
+    Its first event and the listeners' is the run's start (`started_at`, else now), its last one the run's end, also of
+    a start that failed. `media_bytes` as in `stage_specs`; `specs` are started in place of the plan's own; `run_stage`
+    replaces the worker.
     """
-    run_id = secrets.token_hex(4)
     with ExitStack() as stack:
         recorder = None if trace is None else Recorder(trace)
         if recorder is not None:
             stack.callback(recorder.close)
             listeners = (recorder, *listeners)
         listener = Fanout(*listeners)
-        launcher = LocalLauncher(
-            plan,
-            specs or stage_specs(plan, run_id),
-            listener=listener,
-            on_progress=lambda line: None,
-            run_stage=run_stage,
-        )
-        begun = run_started(plan, run_id, datetime.now().astimezone())
-        held = lifetime(
-            launcher,
-            interrupts,
-            listener=listener,
-            started=begun,
-            events=lambda: 0 if recorder is None else recorder.events,
-        )
-        yield Deployment(plan, stack.enter_context(held), listener)
+        specs = specs or stage_specs(plan, secrets.token_hex(4), media_bytes=media_bytes)
+        listener(CONTROL, run_started(plan, specs[0].run_id, started_at or datetime.now().astimezone()))
+        running: RunningStages | None = None
+        try:
+            running = LocalLauncher(plan, specs, listener=listener, run_stage=run_stage).start()
+            interrupts.register(running)
+            try:
+                yield Deployment(plan, running, listener)
+            finally:
+                running.stop()  # raises a signal that comes meanwhile, after all is done
+        finally:
+            live_slots = running.live_slots if running is not None else 0
+            events = recorder.events if recorder is not None else 0
+            listener(CONTROL, RunFinished(t_ns=time.monotonic_ns(), live_slots=live_slots, events=events))
 
 
 def carry(work: Callable[..., Coroutine[Any, Any, None]], interrupts: Interrupts, *deployments: Deployment) -> None:
