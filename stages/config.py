@@ -81,7 +81,6 @@ class StageSpec:
     tuning: StageTuning = StageTuning()
     beat_s: float | None = None  # between two signs of life; None: none
     options: object = None  # the family's own options (contract.options), e.g. init delays of `synthetic`
-    log_level: int = 20
 
     @property
     def process(self) -> str:

@@ -126,6 +126,9 @@ class DeployConfig(ConfigModel):
     drain_timeout_s: Seconds = 30.0
     """At a stop, how long the stages may take to let go of their requests and to end by themselves."""
 
+    def stage(self, name: str) -> StageDeployConfig:
+        return self.stages.get(name, StageDeployConfig())
+
 
 class RequestConfig(ConfigModel):
     """What a request wants, whatever it says: the keys of `request.*`, of a JSONL line and of a call over HTTP."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from omni_cli.config.load import LoadedConfig
 from omni_cli.config.report import Problem, located, report
-from omni_cli.config.schema import EdgeConfig, StageDeployConfig
+from omni_cli.config.schema import EdgeConfig
 from omni_cli.errors import PlanError, reason
 from omni_cli.plan.admission import request_problems
 from omni_cli.plan.connector import Carriers
@@ -52,16 +52,16 @@ def build_plan(loaded: LoadedConfig, inventory: Inventory, outputs: Collection[s
     problems += misplaced
     physical = tuple(device.physical for device in inventory.devices)
     served = placements if family.has_weights and not misplaced else {}
+    carriers = Carriers(family=family, placements=placements, inventory=inventory)
     if not misplaced:
-        carriers = Carriers(family=family, placements=placements, inventory=inventory)
-        problems += carriers.problems(graph, config.deploy.stages)
+        problems += carriers.problems(graph, config.deploy)
     mps, unshared = mps_devices(config.deploy.mps, served, physical, inventory.no_mps)
     problems += unshared
     problems += _tuning_problems(graph, loaded, placements)
     model, found = _model(loaded, on_gpu=bool(placements) and all(p.replicas[0] for p in placements.values()))
     problems += found
     if not problems:
-        plan = _assemble(loaded, graph, placements, model, inventory, mps)
+        plan = _assemble(loaded, graph, carriers, model, mps)
         # Which of the deployed outputs a request asks for is judged with the request: it may say something else.
         problems += request_problems(plan, config.request.model_copy(update={"modalities": None}), "request.")
         problems += memory_problems(plan, family, inventory)
@@ -90,7 +90,7 @@ def _setting_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
     """Settings that the family's stage cannot follow, or that would have no effect."""
     for name in graph.stages:
         contract = loaded.family.stages[name]
-        setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
+        setting = loaded.config.deploy.stage(name)
         if setting.output != EdgeConfig() and all(output == TEXT for output in contract.outputs):
             message = f"has no effect: `{name}` produces no final media; leave it out"
             yield Problem(key=f"deploy.stages.{name}.output", message=message)
@@ -98,9 +98,8 @@ def _setting_problems(graph: Graph, loaded: LoadedConfig) -> Iterator[Problem]:
 
 def _tuning_problems(graph: Graph, loaded: LoadedConfig, placements: Mapping[str, Placement]) -> Iterator[Problem]:
     for name in graph.stages:
-        setting = loaded.config.deploy.stages.get(name, StageDeployConfig())
         on_gpu = name in placements and bool(placements[name].replicas[0])
-        yield from tuning_problems(name, loaded.family, setting, on_gpu=on_gpu)
+        yield from tuning_problems(name, loaded.family, loaded.config.deploy.stage(name), on_gpu=on_gpu)
 
 
 def _retry_problems(plan: ExecutionPlan) -> Iterator[Problem]:
@@ -172,24 +171,21 @@ class _Edges:
         return [*found, self.final(producer)] if final else found
 
     def between(self, producer: str, consumer: str, mode: EdgeMode) -> EdgePlan:
-        setting = self._stage(consumer).inputs.get(producer, EdgeConfig())
+        setting = self.loaded.config.deploy.stage(consumer).inputs.get(producer, EdgeConfig())
         slots = 4 * max(self.batches[producer], self.batches[consumer])
         key = f"deploy.stages.{consumer}.inputs.{producer}"
         return self._edge(producer, consumer, mode, setting, slots, key, sized=True)
 
     def media(self, consumer: str) -> EdgePlan:
         """The edge of decoded media into a first stage; 0 bytes: as large as the inputs of the run need."""
-        setting = self._stage(consumer).inputs.get(REQUEST, EdgeConfig())
+        setting = self.loaded.config.deploy.stage(consumer).inputs.get(REQUEST, EdgeConfig())
         key = f"deploy.stages.{consumer}.inputs.{REQUEST}"
         return self._edge(REQUEST, consumer, "complete", setting, 2 * self.batches[consumer], key, sized=False)
 
     def final(self, producer: str) -> EdgePlan:
-        setting = self._stage(producer).output
+        setting = self.loaded.config.deploy.stage(producer).output
         key = f"deploy.stages.{producer}.output"
         return self._edge(producer, REQUEST, "incremental", setting, 4 * self.batches[producer], key, sized=True)
-
-    def _stage(self, name: str) -> StageDeployConfig:
-        return self.loaded.config.deploy.stages.get(name, StageDeployConfig())
 
     def _edge(
         self, producer: str, consumer: str, mode: EdgeMode, setting: EdgeConfig, slots: int, key: str, *, sized: bool
@@ -198,6 +194,9 @@ class _Edges:
         slots = setting.slots or max(_LEAST_SLOTS, slots)
         # Twice the largest payload: one can be written while the other is read.
         default = 2 * self.loaded.family.edge_bytes(self.model_path, producer, consumer) if sized else 0
+        stage, lookahead = self.loaded.family.stages.get(consumer), 0
+        if mode == "incremental" and stage is not None and producer in stage.inputs:
+            lookahead = stage.inputs[producer].lookahead_units
         return EdgePlan(
             producer=producer,
             consumer=consumer,
@@ -207,30 +206,20 @@ class _Edges:
             slots=0 if connector == "inline" else slots,
             ring_bytes=0 if connector == "inline" else setting.ring_bytes or default,
             key=key,
-            lookahead_units=self._lookahead(producer, consumer) if mode == "incremental" else 0,
+            lookahead_units=lookahead,
         )
-
-    def _lookahead(self, producer: str, consumer: str) -> int:
-        stage = self.loaded.family.stages.get(consumer)
-        return stage.inputs[producer].lookahead_units if stage is not None and producer in stage.inputs else 0
 
 
 def _assemble(
-    loaded: LoadedConfig,
-    graph: Graph,
-    placements: Mapping[str, Placement],
-    model: ModelPlan,
-    inventory: Inventory,
-    mps: tuple[int, ...],
+    loaded: LoadedConfig, graph: Graph, carriers: Carriers, model: ModelPlan, mps: tuple[int, ...]
 ) -> ExecutionPlan:
     config, family = loaded.config, loaded.family
-    settings = {name: config.deploy.stages.get(name, StageDeployConfig()) for name in graph.stages}
+    placements, settings = carriers.placements, {name: config.deploy.stage(name) for name in graph.stages}
     batches = {name: max_batch(family.stages[name], settings[name]) for name in graph.stages}
     tunings = {
         name: tuned(family.stages[name], settings[name], on_gpu=bool(placements[name].replicas[0]))
         for name in graph.stages
     }
-    carriers = Carriers(family=family, placements=placements, inventory=inventory)
     edges = _Edges(loaded=loaded, batches=batches, model_path=model.path, carriers=carriers)
 
     def stage(name: str) -> StagePlan:
@@ -246,7 +235,7 @@ def _assemble(
             **settings[name].model_dump(include=_AS_CONFIGURED),
             tuning=tunings[name],
             weight_bytes=memory.weight_bytes,
-            kv=kv_plan(memory, placements[name], tunings[name], batches[name], inventory),
+            kv=kv_plan(memory, placements[name], tunings[name], batches[name], carriers.inventory),
             inputs=tuple(edges.into(name)),
             consumers=tuple(edges.out_of(name, graph.stages, final=any(output != TEXT for output in outputs))),
             outputs=outputs,
@@ -264,7 +253,7 @@ def _assemble(
         outputs=graph.outputs,
         media=family.media,
         voices=family.voices(model.path) if family.voices is not None else (),
-        physical_devices=tuple(device.physical for device in inventory.devices),
+        physical_devices=tuple(device.physical for device in carriers.inventory.devices),
         mps_devices=mps,
         heartbeat_s=config.deploy.heartbeat_s,
         drain_timeout_s=config.deploy.drain_timeout_s,

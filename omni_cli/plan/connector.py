@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from omni_cli.config.report import Problem
-from omni_cli.config.schema import EdgeConfig, StageDeployConfig
+from omni_cli.config.schema import DeployConfig, EdgeConfig
 from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph
 from omni_cli.plan.placement import Placement
@@ -55,10 +55,10 @@ class Carriers:
             for reader in self.placements[consumer].replicas:
                 yield source[0], reader[0]
 
-    def problems(self, graph: Graph, settings: Mapping[str, StageDeployConfig]) -> Iterator[Problem]:
+    def problems(self, graph: Graph, deploy: DeployConfig) -> Iterator[Problem]:
         """Edges for which `cuda_ipc` was asked for in vain."""
         for name in graph.stages:
-            setting, key = settings.get(name, StageDeployConfig()), f"deploy.stages.{name}"
+            setting, key = deploy.stage(name), f"deploy.stages.{name}"
             for producer, edge in setting.inputs.items():
                 if producer == REQUEST or producer in graph.stages:
                     yield from self._problem(producer, name, edge, f"{key}.inputs.{producer}")

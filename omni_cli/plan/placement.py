@@ -26,7 +26,7 @@ def place(
     stages: Sequence[str], deploy: DeployConfig, family: FamilyContract, inventory: Inventory
 ) -> tuple[Mapping[str, Placement], tuple[Problem, ...]]:
     """Places the deployed stages: what the configuration says, and the planner's choice where it says nothing."""
-    settings = {name: deploy.stages.get(name, StageDeployConfig()) for name in stages}
+    settings = {name: deploy.stage(name) for name in stages}
     problems = [p for name in stages for p in _device_problems(name, settings[name], family, inventory)]
     if problems:
         return {}, tuple(problems)

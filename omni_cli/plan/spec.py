@@ -1,8 +1,6 @@
 """What one replica's process is told: the plan, cut down to what concerns it, with physical devices and ring names."""
 
-from collections.abc import Iterator
-
-from omni_cli.plan.model import EdgePlan, ExecutionPlan, StagePlan
+from omni_cli.plan.model import EdgePlan, ExecutionPlan
 from stages.config import EdgeSpec, ModelSpec, RingSpec, StageSpec
 from stages.messages import REQUEST
 
@@ -10,29 +8,16 @@ _PAGE_BYTES = 4096
 _PADDING_BYTES = 1 << 16  # room for the alignment of each medium inside its payload
 
 
-def stage_specs(
-    plan: ExecutionPlan, run_id: str, *, generation: int = 0, log_level: int = 20, media_bytes: int = 0
-) -> tuple[StageSpec, ...]:
-    """The specs of all replicas, in topological order. Arguments as in `stage_spec`."""
+def stage_specs(plan: ExecutionPlan, run_id: str, *, media_bytes: int = 0) -> tuple[StageSpec, ...]:
+    """The specs of all replicas in their first life, in topological order. Arguments as in `stage_spec`."""
     return tuple(
-        stage_spec(
-            plan, stage.name, replica.index, run_id, generation=generation, log_level=log_level, media_bytes=media_bytes
-        )
+        stage_spec(plan, stage.name, replica.index, run_id, media_bytes=media_bytes)
         for stage in plan.stages
         for replica in stage.replicas
     )
 
 
-def stage_spec(
-    plan: ExecutionPlan,
-    stage: str,
-    replica: int,
-    run_id: str,
-    *,
-    generation: int = 0,
-    log_level: int = 20,
-    media_bytes: int = 0,
-) -> StageSpec:
+def stage_spec(plan: ExecutionPlan, stage: str, replica: int, run_id: str, *, media_bytes: int = 0) -> StageSpec:
     """The spec of one replica. `media_bytes` is how much decoded media the ring into a first stage shall hold where the
     configuration does not say; 0 means that no request has media, and the edge is left out."""
     planned = plan.stage(stage)
@@ -58,7 +43,7 @@ def stage_spec(
         family=plan.family,
         stage=stage,
         replica=replica,
-        generation=generation,
+        generation=0,
         execution_type=planned.execution_type,
         model=ModelSpec(path=plan.model.path, load_format=plan.model.load_format, dtype=plan.model.dtype),
         devices=tuple(plan.physical_devices[position] for position in planned.replicas[replica].devices),
@@ -71,7 +56,6 @@ def stage_spec(
         tuning=planned.tuning,
         beat_s=None if plan.heartbeat_s is None else beat_s(plan.heartbeat_s),
         options=plan.options,
-        log_level=log_level,
     )
 
 
@@ -94,17 +78,13 @@ def _writers(plan: ExecutionPlan, edge: EdgePlan) -> tuple[int, ...]:
 
 
 def _ring_numbers(plan: ExecutionPlan) -> dict[tuple[str, str, int], int]:
-    """A number for every (producer, consumer, writing replica), the same in every process of a run."""
-    return {key: number for number, key in enumerate(_ring_keys(plan))}
-
-
-def _ring_keys(plan: ExecutionPlan) -> Iterator[tuple[str, str, int]]:
-    for stage in plan.stages:
-        for edge in _written(stage):
-            for index in _writers(plan, edge):
-                yield edge.producer, edge.consumer, index
-
-
-def _written(stage: StagePlan) -> tuple[EdgePlan, ...]:
-    """The edges that are written into a stage by the parent, and those that the stage writes."""
-    return (*(edge for edge in stage.inputs if edge.producer == REQUEST), *stage.consumers)
+    """A number for every (producer, consumer, writing replica), the same in every process of a run: of edges that are
+    written into a stage by the parent, and of those that the stage writes."""
+    written = [
+        edge
+        for stage in plan.stages
+        for edge in (*stage.inputs, *stage.consumers)
+        if edge.producer in (REQUEST, stage.name)
+    ]
+    keys = ((edge.producer, edge.consumer, index) for edge in written for index in _writers(plan, edge))
+    return {key: number for number, key in enumerate(keys)}

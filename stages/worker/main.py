@@ -28,7 +28,7 @@ _GROWTH = 20_000  # objects more than at the last search for reference cycles, b
 
 def run_stage(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     """Returns after `Stop`, or when the parent is gone. Whatever loading raises, this raises."""
-    forward_logs(spec.process, spec.log_level, outbox)
+    forward_logs(spec.process, logging.INFO, outbox)
     numbers = itertools.count(first_number(spec.generation))
     readers = {edge.producer: open_reader(edge) for edge in spec.inputs}
     writers = {edge.consumer: open_writer(edge, spec.process, numbers) for edge in spec.consumers}

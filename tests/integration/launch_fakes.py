@@ -35,7 +35,7 @@ def run_fake(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     if behaviour.stop == "ignore terminate":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _load(behaviour)
-    outbox.put(LogLine(process=spec.process, level=spec.log_level, logger="fake", text=f"loaded {spec.stage}"))
+    outbox.put(LogLine(process=spec.process, level=20, logger="fake", text=f"loaded {spec.stage}"))
     facts = (
         ("modules", " ".join(sys.modules)),
         *((name, value) for name, value in os.environ.items()),
@@ -67,12 +67,12 @@ def _load(behaviour: Behaviour) -> None:
 
 def _obey(spec: StageSpec, uid: int, outbox: Outbox, seq: int) -> None:
     if uid == LOG:
-        outbox.put(LogLine(process=spec.process, level=spec.log_level, logger="fake", text="asked to log"))
+        outbox.put(LogLine(process=spec.process, level=20, logger="fake", text="asked to log"))
     elif uid == PUT_AND_KEEP:
         writer = open_writer(spec.consumers[0], spec.process, count())
         assert writer.put((Payload(tensors=(Tensor(name="a", dtype="uint8", shape=(3,), data=memoryview(b"abc")),)),))
     elif uid == FLOOD:
-        outbox.put(LogLine(process=spec.process, level=spec.log_level, logger="fake", text="x" * 1_000_000))
+        outbox.put(LogLine(process=spec.process, level=20, logger="fake", text="x" * 1_000_000))
     elif uid == DEAF:
         signal.pause()
     answer = StageCancelled(uid=uid, t_ns=time.monotonic_ns())

@@ -95,9 +95,9 @@ def test_a_pruned_stage_has_no_spec_and_no_edge(outputs, stages):
 
 def test_the_rest_is_the_plan():
     words = ["model.path=/m", "model.load_format=dummy", "model.dtype=float16", "deploy.stages.talker.threads=3"]
-    spec = stage_spec(plan_weights(*words), "talker", 0, "r9", generation=2, log_level=10)
+    spec = stage_spec(plan_weights(*words), "talker", 0, "r9")
     assert (spec.model.path, spec.model.load_format, spec.model.dtype) == ("/m", "dummy", "float16")
-    assert (spec.run_id, spec.generation, spec.log_level, spec.threads) == ("r9", 2, 10, 3)
+    assert (spec.run_id, spec.generation, spec.threads) == ("r9", 0, 3)
     assert (spec.family, spec.execution_type, spec.outputs) == ("synthetic", "llm_ar", ())
 
 
