@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stages.models.qwen3_omni.talker import Talker
+from stages.models.qwen3_omni.talker import Frames, Talker
 from stages.models.qwen3_omni.thinker import Thinker
 from stages.runners.graphs import BucketGraphs, Paths, Size, Staging, batch_buckets
 from stages.runners.kv_cache import PagedCache, StepLayout
@@ -202,9 +202,10 @@ class TalkerSteps:
 
         def decode(given: PackedInputs) -> tuple[torch.Tensor, torch.Tensor]:
             at = given.tensors
-            logits, codes = talker.decode(
-                at["first"], at["text"], at["seats"], at["positions"], given.layout, at["numbers"], at["greedy"]
+            frames = Frames(
+                first=at["first"], text=at["text"], slots=at["seats"], numbers=at["numbers"], greedy=at["greedy"]
             )
+            logits, codes = talker.decode(frames, at["positions"], given.layout)
             step = SamplingStep(work=work, slots=at["seats"], numbers=at["draws"], no_end=at["no_end"])
             return sampler(logits, step).tokens, codes
 
@@ -232,42 +233,26 @@ class TalkerSteps:
         self._decode.capture()
 
     def decode(
-        self,
-        first: torch.Tensor,
-        text: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        layout: StepLayout,
-        numbers: torch.Tensor | None,
-        greedy: torch.Tensor | None,
-        sampling: SamplingStep,
+        self, frames: Frames, positions: torch.Tensor, layout: StepLayout, sampling: SamplingStep
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens [R] and codes [R, groups - 1], valid until the next call."""
-        rows = len(first)
+        rows = len(frames.first)
         bucket = self._decode.find(rows)
         if bucket is None:
             self.paths.eager += 1
             device = self._device
-            logits, codes = self._talker.decode(
-                first.to(device),
-                text.to(device),
-                slots.to(device),
-                positions.to(device),
-                layout.to(device),
-                numbers if numbers is None else numbers.to(device),
-                greedy if greedy is None else greedy.to(device),
-            )
+            logits, codes = self._talker.decode(frames.to(device), positions.to(device), layout.to(device))
             return self._sampler(logits, sampling).tokens, codes
-        values = {} if numbers is None else {"numbers": numbers}
+        values = {} if frames.numbers is None else {"numbers": frames.numbers}
         if sampling.work.draw:
             values["draws"] = sampling.numbers
         bucket.inputs.fill(
             layout,
-            first=first,
-            text=text,
-            seats=self._seats(slots, bucket.size[0]),
+            first=frames.first,
+            text=frames.text,
+            seats=self._seats(frames.slots, bucket.size[0]),
             positions=positions,
-            greedy=np.full(rows, numbers is None) if greedy is None else greedy,
+            greedy=np.full(rows, frames.numbers is None) if frames.greedy is None else frames.greedy,
             no_end=sampling.no_end if sampling.work.ends else np.full(rows, False),
             **values,
         )

@@ -4,6 +4,7 @@ Knows codes, positions and slots; neither requests nor sampling of the first cod
 tensors, the code predictor included: no shape or branch depends on their contents and nothing is read back.
 """
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,22 @@ from stages.runners.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from stages.models.qwen3_omni.fused_predictor import FusedCodePredictor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """Rows that complete a frame: its `first` code [R] int64, the `text` [R] int64 that is spoken with it, and `slots`
+    [R] int64; `numbers` and `greedy` as in `CodePredictor`."""
+
+    first: torch.Tensor
+    text: torch.Tensor
+    slots: torch.Tensor
+    numbers: torch.Tensor | None
+    greedy: torch.Tensor | None
+
+    def to(self, device: torch.device) -> "Frames":
+        held = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Frames(**{name: each if each is None else each.to(device) for name, each in held.items()})
 
 
 class Talker:
@@ -45,37 +62,18 @@ class Talker:
         self.prompts = PromptBuilder(module, table, config)
         self.predictor = _predictor(module.code_predictor, slots, predictor, table.device)
 
-    def decode(
-        self,
-        first: torch.Tensor,
-        text: torch.Tensor,
-        slots: torch.Tensor,
-        positions: torch.Tensor,
-        layout: StepLayout,
-        numbers: torch.Tensor | None,
-        greedy: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One frame a row: the logits [R, codec vocabulary] of the next frame's first code, and the residual codes
-        [R, groups - 1] int64 of the frame that begins with `first` [R] int64.
-
-        `text` [R] int64 is what is spoken with the frame, `slots` [R] int64, `positions` [R] float32; `numbers` and
-        `greedy` as in `CodePredictor`.
-        """
-        embeds, codes = self.complete(first, text, slots, numbers, greedy)
+    def decode(self, frames: Frames, positions: torch.Tensor, layout: StepLayout) -> tuple[torch.Tensor, torch.Tensor]:
+        """One frame a row, at `positions` [R] float32: the logits [R, codec vocabulary] of the next frame's first code,
+        and the residual codes [R, groups - 1] int64 of this one."""
+        embeds, codes = self.complete(frames)
         hidden = self.hidden(embeds, positions.expand(3, -1), layout)
-        return self.logits(hidden, slots), codes
+        return self.logits(hidden, frames.slots), codes
 
-    def complete(
-        self,
-        first: torch.Tensor,
-        text: torch.Tensor,
-        slots: torch.Tensor,
-        numbers: torch.Tensor | None,
-        greedy: torch.Tensor | None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The inputs [R, hidden] of frames that begin with `first`, and their residual codes [R, groups - 1]."""
-        codes, embeds = self.predictor(self._last[slots], self._embedding(first), numbers, greedy)
-        return embeds + self._table[text], codes
+    def complete(self, frames: Frames) -> tuple[torch.Tensor, torch.Tensor]:
+        """The inputs [R, hidden] of frames, and their residual codes [R, groups - 1]."""
+        first = self._embedding(frames.first)
+        codes, embeds = self.predictor(self._last[frames.slots], first, frames.numbers, frames.greedy)
+        return embeds + self._table[frames.text], codes
 
     def frames(self, codes: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
         """The inputs [F, hidden] of whole frames, `codes` [F, groups] int64, each with its `text` [F] int64.

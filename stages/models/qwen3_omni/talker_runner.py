@@ -15,7 +15,7 @@ from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
 from stages.models.qwen3_omni.modules import Source, talker_module, thinker_embedding
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
 from stages.models.qwen3_omni.packed_steps import TalkerSteps
-from stages.models.qwen3_omni.talker import Talker
+from stages.models.qwen3_omni.talker import Frames, Talker
 from stages.models.qwen3_omni.talker_prompt import SpokenText, TalkerInputs, TalkerPrompt
 from stages.payload import Payload
 from stages.runners.base import Emission, RowResult
@@ -53,18 +53,6 @@ class TalkerRequest:
     frames: list[list[int]] = field(default_factory=list)
     hidden: torch.Tensor | None = None
     ahead: npt.NDArray[np.float64] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrameInputs:
-    """The rows of a step that complete a frame: its first codes, the text spoken with them, and how they are drawn. On
-    the CPU."""
-
-    first: torch.Tensor
-    text: torch.Tensor
-    slots: torch.Tensor
-    numbers: torch.Tensor | None
-    greedy: torch.Tensor | None
 
 
 class TalkerRunner(PackedRunner[TalkerRequest]):
@@ -195,24 +183,15 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         return [results[row.uid] for row in rows]
 
     def _decode(self, rows: Sequence[Row]) -> list[RowResult]:
-        frames = self._frame_inputs(rows)
         positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
-        tokens, codes = self._steps.decode(
-            frames.first,
-            frames.text,
-            frames.slots,
-            positions,
-            self._layout(rows),
-            frames.numbers,
-            frames.greedy,
-            self._sampling(rows),
-        )
+        tokens, codes = self._steps.decode(self._frames(rows), positions, self._layout(rows), self._sampling(rows))
         return self._results(rows, rows, self._read(rows, tokens, codes), len(rows))
 
     def _prefill(self, rows: Sequence[Row]) -> list[RowResult]:
         last = [row for row in rows if row.units]
         going_on = [row for row in last if self._states[row.uid].tokens]
-        embeds, codes = self._completed(self._frame_inputs(going_on)) if going_on else (None, None)
+        # Frames of requests that had lost their KV blocks.
+        embeds, codes = self._talker.complete(self._frames(going_on).to(self._device)) if going_on else (None, None)
         packed, positions = self._chunks(rows, going_on, embeds)
         places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
         slots = [self._enter(row.uid, self._states[row.uid]) for row in last]
@@ -226,24 +205,14 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         values = self._read(last, self._sampler(logits, self._sampling(last)).tokens, codes) if last else []
         return self._results(rows, going_on, values, len(last))
 
-    def _completed(self, frames: "FrameInputs") -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Talker.complete`: frames of requests that had lost their KV blocks."""
-        device = self._device
-        return self._talker.complete(
-            frames.first.to(device),
-            frames.text.to(device),
-            frames.slots.to(device),
-            frames.numbers if frames.numbers is None else frames.numbers.to(device),
-            frames.greedy if frames.greedy is None else frames.greedy.to(device),
-        )
-
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
         states = [self._states[row.uid] for row in rows]
         return self._sampler.prepare(
             [(self._enter(row.uid, state), len(state.tokens)) for row, state in zip(rows, states, strict=True)]
         )
 
-    def _frame_inputs(self, rows: Sequence[Row]) -> FrameInputs:
+    def _frames(self, rows: Sequence[Row]) -> Frames:
+        """On the CPU."""
         states = [self._states[row.uid] for row in rows]
         greedy = [state.params.temperature == 0 for state in states]
         numbers = None
@@ -251,7 +220,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
             ahead = [state.ahead for state in states if state.ahead is not None]
             numbers = torch.from_numpy(np.stack(ahead))
         slots = [self._enter(row.uid, state) for row, state in zip(rows, states, strict=True)]
-        return FrameInputs(
+        return Frames(
             first=torch.tensor([state.tokens[-1] for state in states]),
             text=torch.tensor([self._spoken(state, len(state.tokens)) for state in states]),
             slots=torch.tensor(slots),

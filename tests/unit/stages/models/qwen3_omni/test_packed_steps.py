@@ -9,7 +9,7 @@ import torch
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR
 from stages.models.qwen3_omni.modules import Source, read_config, talker_module, thinker_module
 from stages.models.qwen3_omni.packed_steps import Buckets, TalkerSteps, ThinkerSteps
-from stages.models.qwen3_omni.talker import Talker
+from stages.models.qwen3_omni.talker import Frames, Talker
 from stages.models.qwen3_omni.thinker import Thinker
 from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout
@@ -95,7 +95,8 @@ def test_talker(folder: Path, drawn: bool) -> None:
             params = SamplingParams(max_tokens=9, temperature=0.0 if slot else 0.9, repetition_penalty=1.05, top_k=5)
             sampler.open(slot, params, DrawKey(seed=slot, stage="talker"), generated=[slot, slot + 1])
         sampling = sampler.prepare([(slot, 2) for slot in slots.tolist()])
-        tokens, codes = run.decode(first, text, slots, positions, layout, numbers, greedy, sampling)
+        frames = Frames(first=first, text=text, slots=slots, numbers=numbers, greedy=greedy)
+        tokens, codes = run.decode(frames, positions, layout, sampling)
         return tokens.clone(), codes.clone(), [talker.last(slot) for slot in range(SLOTS)]
 
     tokens, codes, last = step(TalkerSteps(talker, sampler, cache, Buckets(), spare=SLOTS))
