@@ -20,7 +20,7 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.plan.spec import stage_specs
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import CONTROL, Listener, RunFinished
-from omni_cli.runtime.fanout import Fanout
+from omni_cli.runtime.fanout import fanout
 from omni_cli.trace.frame import run_started
 from omni_cli.trace.recorder import Recorder
 from stages.config import StageSpec
@@ -57,8 +57,8 @@ def deployed(
         recorder = None if trace is None else Recorder(trace)
         if recorder is not None:
             stack.callback(recorder.close)
-            listeners = (recorder, *listeners)
-        listener = Fanout(*listeners)
+            listeners = (recorder.hear, *listeners)
+        listener = fanout(*listeners)
         specs = specs or stage_specs(plan, secrets.token_hex(4), media_bytes=media_bytes)
         listener(CONTROL, run_started(plan, specs[0].run_id, started_at or datetime.now().astimezone()))
         running: RunningStages | None = None

@@ -38,7 +38,7 @@ ANSWER_S = 1.0  # for a stage to let go of requests that have ended for their ca
 class OmniEngine:
     """Serves requests over started stage processes. Use as an async context manager, in one event loop.
 
-    `listener` hears every event; `Fanout` makes one of many. `clock` is CLOCK_MONOTONIC in ns, the clock of every
+    `listener` hears every event; `fanout` makes one of many. `clock` is CLOCK_MONOTONIC in ns, the clock of every
     stamp in a trace.
     """
 

@@ -37,7 +37,7 @@ class Recorder:
         self._lines: deque[str] = deque()
         self._written = 0
         self._closing = False
-        self._speaking = threading.Lock()
+        self._torn = False  # a write has failed, of the writer alone
         self._awake = False  # the writer has been woken and has not yet looked at the queue
         self._wake = threading.Event()
         self._hurry = threading.Event()
@@ -50,19 +50,18 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="omni:trace", daemon=True)
         self._thread.start()
 
-    def __call__(self, source: str, event: Event) -> None:
-        """Encodes the event and queues its line.
+    def hear(self, source: str, event: Event) -> None:
+        """Encodes the event and queues its line. Called by one thread at a time, as every listener: without a lock.
 
         Here, where it is at hand: a moment later, in the writer's thread, it would take twice as long, the event loop
         would wait for the interpreter meanwhile, and every payload in it would have been kept until then.
         """
-        with self._speaking:
-            if self.problem is None:
-                try:
-                    self._lines.append(encode(source, self.events, event))
-                except Exception as error:  # a defect of the codec must cost the trace, never the run
-                    self._give_up(f"{type(error).__name__}: {error} in event {self.events}, {type(event).__name__}")
-            self.events += 1
+        if self.problem is None:
+            try:
+                self._lines.append(encode(source, self.events, event))
+            except Exception as error:  # a defect of the codec must cost the trace, never the run
+                self._give_up(f"{type(error).__name__}: {error} in event {self.events}, {type(event).__name__}")
+        self.events += 1
         if type(event) in URGENT:
             self._hurry.set()
         if not self._awake:
@@ -93,15 +92,16 @@ class Recorder:
     def _write(self) -> None:
         """Everything that has been queued until now. Gives up at the first error."""
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        if self._torn:  # nothing may follow a gap
+            return
         rest = memoryview("".join(lines).encode("ascii"))
         try:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             self._written += len(lines)
         except OSError as error:
-            with self._speaking:
-                self._give_up(f"{error.strerror} after event {self._written}; free space there for the next run")
-                self._lines.clear()  # nothing may follow a gap
+            self._torn = True
+            self._give_up(f"{error.strerror} after event {self._written}; free space there for the next run")
 
     def _give_up(self, why: str) -> None:
         if self.problem is None:

@@ -24,6 +24,7 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import (
     CONTROL,
     Event,
+    Listener,
     ProcessDead,
     ProcessStarted,
     RequestAdmitted,
@@ -32,7 +33,7 @@ from omni_cli.runtime.events import (
     RequestFinished,
     StageSubmitted,
 )
-from omni_cli.runtime.fanout import Fanout
+from omni_cli.runtime.fanout import fanout
 from omni_cli.runtime.outputs import OmniOutput, OutputAssembler
 from omni_cli.runtime.request import RequestError
 from omni_cli.trace.frame import run_started
@@ -87,7 +88,7 @@ class Launch:
         """The rounds of these numbers, then the end of the run. Raises Violation."""
         resource_tracker.ensure_running()  # a process and a descriptor that stay, whoever starts it
         before = _left(self._run_id), _descriptors(), _children()
-        hear = Fanout(self._recording.hear, self._hear, self._listener_that_fails)
+        hear = fanout(self._recording.hear, self._hear, self._listener_that_fails)
         hear(CONTROL, run_started(self.plan, self._run_id, datetime.now(UTC)))
         specs = stage_specs(self.plan, self._run_id, media_bytes=0 if self._ground.torch else 2 * MEDIA_BYTES)
         running = LocalLauncher(self.plan, specs, listener=hear, on_progress=lambda line: None).start()
@@ -102,7 +103,7 @@ class Launch:
         _hold("slots that were held at the end", running.live_slots, 0)
         _hold("omni trace replay", self._recording.findings(), [])
 
-    async def _rounds(self, running: object, hear: Fanout, numbers: Sequence[int]) -> None:
+    async def _rounds(self, running: object, hear: Listener, numbers: Sequence[int]) -> None:
         async with OmniEngine(self.plan, running, listener=hear) as engine:
             self._engine, self._loop = engine, asyncio.get_running_loop()
             await self._learn()

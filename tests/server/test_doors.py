@@ -15,7 +15,7 @@ from omni_cli.plan.build import build_plan
 from omni_cli.plan.devices import Inventory
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.engine import OmniEngine
-from omni_cli.runtime.fanout import Fanout
+from omni_cli.runtime.fanout import fanout
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.replicas import Replica, Replicas
 from omni_cli.runtime.request import OmniRequest, OutputChunk
@@ -236,7 +236,7 @@ def test_an_orchestrator_that_fails_answers_who_waits_and_refuses_who_comes():
         service = one.state.service
         transport = httpx.ASGITransport(app=one)
         async with (
-            OmniEngine(service.plan, NoProcesses(), listener=Fanout()) as service.engine,
+            OmniEngine(service.plan, NoProcesses(), listener=fanout()) as service.engine,
             httpx.AsyncClient(transport=transport, base_url="http://omni") as client,
         ):
             calls = [await client.post(PATH, json=CHAT) for _ in range(2)]

@@ -1,5 +1,5 @@
 from omni_cli.runtime.events import RequestFinished
-from omni_cli.runtime.fanout import Fanout
+from omni_cli.runtime.fanout import fanout
 
 EVENT = RequestFinished(t_ns=1, uid=1)
 
@@ -12,9 +12,9 @@ def test_a_listener_that_raises_is_reported_once_dropped_and_breaks_nobody(caplo
         calls.append(event)
         raise RuntimeError("no disk")
 
-    fanout = Fanout(broken, lambda source, event: heard.append((source, event)))
-    fanout("omni", EVENT)
-    fanout("omni", EVENT)
+    hear = fanout(broken, lambda source, event: heard.append((source, event)))
+    hear("omni", EVENT)
+    hear("omni", EVENT)
     assert len(calls) == 1
     assert heard == [("omni", EVENT)] * 2
     assert sum("no disk" in record.getMessage() + str(record.exc_text) for record in caplog.records) == 1

