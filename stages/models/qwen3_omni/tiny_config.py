@@ -1,7 +1,7 @@
 """The configuration files of the tiny checkpoint, in the published layout and with the published field names.
 
 Data only: sizes small enough for two CPU cores, ids that agree with `tiny_tokenizer`, rates of the real model (24 kHz,
-12.5 frames a second). Must not import torch or transformers.
+12.5 frames a second). What is not said is transformers' default. Must not import torch or transformers.
 """
 
 from typing import Any
@@ -23,7 +23,6 @@ CODEC_IDS = {
 SPEAKER_IDS = {"ethan": 72, "chelsie": 73, "aiden": 74}
 
 _ROPE = {
-    "rope_type": "default",
     "rope_theta": 1000000,
     "interleaved": True,
     "mrope_interleaved": True,
@@ -41,46 +40,26 @@ _MEDIA_IDS = {
 }
 
 
-def _decoder(**sizes: Any) -> dict[str, Any]:
-    """Fields that every decoder of the family shares."""
-    return {
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "hidden_act": "silu",
-        "initializer_range": 0.02,
-        "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-06,
-        "sliding_window": None,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        **sizes,
-    }
-
-
 def _thinker(vocab_size: int) -> dict[str, Any]:
-    text = _decoder(
-        model_type="qwen3_omni_moe_text",
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=0,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        num_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        rope_parameters=dict(_ROPE),
-    )
+    text = {
+        "vocab_size": vocab_size,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 0,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": dict(_ROPE),
+    }
     vision = {
-        "model_type": "qwen3_omni_moe_vision_encoder",
         "depth": 2,
         "hidden_size": 32,
-        "hidden_act": "gelu_pytorch_tanh",
         "intermediate_size": 48,
         "num_heads": 2,
         "in_channels": 3,
@@ -90,10 +69,8 @@ def _thinker(vocab_size: int) -> dict[str, Any]:
         "out_hidden_size": 64,
         "num_position_embeddings": 64,
         "deepstack_visual_indexes": [0, 1],
-        "initializer_range": 0.02,
     }
     audio = {
-        "model_type": "qwen3_omni_moe_audio_encoder",
         "num_mel_bins": 128,
         "d_model": 32,
         "encoder_layers": 2,
@@ -101,20 +78,11 @@ def _thinker(vocab_size: int) -> dict[str, Any]:
         "encoder_ffn_dim": 48,
         "output_dim": 64,
         "downsample_hidden_size": 8,
-        "max_source_positions": 1500,
-        "n_window": 50,
-        "n_window_infer": 800,
-        "conv_chunksize": 500,
-        "activation_function": "gelu",
-        "scale_embedding": False,
-        "initializer_range": 0.02,
     }
     return {
-        "model_type": "qwen3_omni_moe_thinker",
         "text_config": text,
         "vision_config": vision,
         "audio_config": audio,
-        "initializer_range": 0.02,
         "tie_word_embeddings": False,
         "user_token_id": TOKEN_IDS["user"],
         "vision_end_token_id": TOKEN_IDS["<|vision_end|>"],
@@ -123,40 +91,37 @@ def _thinker(vocab_size: int) -> dict[str, Any]:
 
 
 def _talker() -> dict[str, Any]:
-    text = _decoder(
-        model_type="qwen3_omni_moe_talker_text",
-        vocab_size=TALKER_VOCAB_SIZE,
-        hidden_size=48,
-        intermediate_size=64,
-        moe_intermediate_size=24,
-        shared_expert_intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        rope_parameters=dict(_ROPE),
-    )
-    predictor = _decoder(
-        model_type="qwen3_omni_moe_talker_code_predictor",
-        vocab_size=CODEBOOK_SIZE,
-        num_code_groups=CODE_GROUPS,
-        hidden_size=48,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=3,
-        num_key_value_heads=1,
-        head_dim=16,
-        layer_types=["full_attention"] * 2,
-        max_window_layers=28,
-        rope_parameters={"rope_type": "default", "rope_theta": 1000000},
-    )
+    text = {
+        "vocab_size": TALKER_VOCAB_SIZE,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "rope_parameters": dict(_ROPE),
+    }
+    predictor = {
+        "vocab_size": CODEBOOK_SIZE,
+        "num_code_groups": CODE_GROUPS,
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "rope_parameters": {"rope_theta": 1000000},
+    }
     return {
-        "model_type": "",
         "text_config": text,
         "code_predictor_config": predictor,
         "num_code_groups": CODE_GROUPS,
@@ -164,7 +129,6 @@ def _talker() -> dict[str, Any]:
         "accept_hidden_layer": 1,
         "speaker_id": dict(SPEAKER_IDS),
         "spatial_merge_size": 2,
-        "initializer_range": 0.02,
         "output_router_logits": False,
         "tie_word_embeddings": False,
         **CODEC_IDS,
@@ -174,7 +138,6 @@ def _talker() -> dict[str, Any]:
 
 def _code2wav() -> dict[str, Any]:
     return {
-        "model_type": "",
         "codebook_size": CODEBOOK_SIZE,
         "num_quantizers": CODE_GROUPS,
         "hidden_size": 32,
@@ -187,13 +150,7 @@ def _code2wav() -> dict[str, Any]:
         "decoder_dim": 32,
         "upsample_rates": [8, 5, 4, 3],
         "upsampling_ratios": [2, 2],
-        "hidden_act": "silu",
-        "layer_scale_initial_scale": 0.01,
-        "rms_norm_eps": 1e-05,
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "initializer_range": 0.02,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000},
+        "rope_parameters": {"rope_theta": 10000},
     }
 
 
@@ -203,8 +160,6 @@ def model_config(vocab_size: int) -> dict[str, Any]:
         "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
         "model_type": "qwen3_omni_moe",
         "dtype": "float32",
-        "enable_audio_output": True,
-        "initializer_range": 0.02,
         "thinker_config": _thinker(vocab_size),
         "talker_config": _talker(),
         "code2wav_config": _code2wav(),

@@ -89,24 +89,16 @@ ANSWER_IDS: tuple[int, ...] = tuple(
 VOCABULARY_SIZE = -(-(len(_VOCABULARY) + len(SPECIAL_TOKENS)) // 64) * 64
 
 
+def _added(token: str) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"content": token, **flags, "special": True}
+
+
 def tokenizer_json() -> dict[str, Any]:
     """`tokenizer.json`."""
     return {
         "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {
-                "id": TOKEN_IDS[token],
-                "content": token,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
-                "special": True,
-            }
-            for token in SPECIAL_TOKENS
-        ],
+        "added_tokens": [{"id": TOKEN_IDS[token], **_added(token)} for token in SPECIAL_TOKENS],
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {
             "type": "Sequence",
@@ -115,21 +107,9 @@ def tokenizer_json() -> dict[str, Any]:
                 {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
             ],
         },
-        "post_processor": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": False,
-            "use_regex": False,
-        },
         "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
             "vocab": _VOCABULARY,
             "merges": _MERGES,
         },
@@ -157,15 +137,5 @@ def tokenizer_config() -> dict[str, Any]:
             "audio_bos_token": "<|audio_start|>",
             "audio_eos_token": "<|audio_end|>",
         },
-        "added_tokens_decoder": {
-            str(TOKEN_IDS[token]): {
-                "content": token,
-                "lstrip": False,
-                "normalized": False,
-                "rstrip": False,
-                "single_word": False,
-                "special": True,
-            }
-            for token in SPECIAL_TOKENS
-        },
+        "added_tokens_decoder": {str(TOKEN_IDS[token]): _added(token) for token in SPECIAL_TOKENS},
     }
