@@ -8,11 +8,11 @@ from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import OmniRequest
 from stages.messages import ChatMessage, Part, Sampling
-from stages.models.synthetic.expected import expected_audio, expected_mix
 from stages.models.synthetic.options import DagFail, DagOptions, Fail, SyntheticOptions
 from stages.payload import Payload, Tensor
 from tests.chaos.drawn import Ask, Place
 from tests.integration.recorded import plan_of
+from tests.synthetic_answers import expected_audio, expected_mix
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _NARROW = ("slots=2", "ring_bytes=131072")  # the largest drawn payload fits twice

@@ -14,10 +14,10 @@ from stages.events import (
     StepDone,
 )
 from stages.messages import ChatMessage, Part, Sampling
-from stages.models.synthetic.expected import expected_audio
 from stages.models.synthetic.options import StageDelays, SyntheticOptions
 from tests.integration.cli import omni
 from tests.integration.recorded import Recording, plan_of, record
+from tests.synthetic_answers import expected_audio
 
 WORDS = "one two three four five six seven eight"
 INCREMENTAL = (

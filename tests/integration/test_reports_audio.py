@@ -7,9 +7,9 @@ import pytest
 import soundfile
 
 from omni_cli.artifacts.audio import to_pcm16
-from stages.models.synthetic.expected import expected_audio
 from stages.models.synthetic.waves import FRAME_SAMPLES
 from tests.integration.cli import Ended, batch, check_trace, leaves_nothing
+from tests.synthetic_answers import expected_audio
 from tests.unit.omni_cli.inputs.media_samples import peak_hz
 
 RATES_HZ = (24_000, 44_100, 16_000)

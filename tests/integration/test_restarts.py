@@ -13,10 +13,10 @@ from omni_cli.runtime.events import Event, ProcessDead, ProcessStarted, StageSub
 from omni_cli.runtime.request import OmniRequest
 from stages.events import StepDone
 from stages.messages import ChatMessage, Part
-from stages.models.synthetic.expected import expected_audio
 from stages.models.synthetic.options import StageDelays, SyntheticOptions
 from tests.integration.cli import check_trace, leaves_nothing, omni, start, started_here, wait_for, wait_for_event
 from tests.integration.recorded import Recording, Session, plan_of, record
+from tests.synthetic_answers import expected_audio
 
 WORDS = "one two three four"
 

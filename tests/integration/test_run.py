@@ -8,8 +8,8 @@ import signal
 import numpy as np
 
 from omni_cli.artifacts.audio import to_pcm16
-from stages.models.synthetic.expected import expected_audio
 from tests.integration.cli import check_trace, leaves_nothing, omni, read_events, start, wait_for_event
+from tests.synthetic_answers import expected_audio
 
 NEVER_END = ("recipe=synthetic", "synthetic.never_end=true", "--out", "run")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from omni_cli.artifacts.audio import to_pcm16
-from stages.models.synthetic.expected import expected_audio, expected_mix
 from tests.integration.cli import Ended, batch, check_trace, leaves_nothing
+from tests.synthetic_answers import expected_audio, expected_mix
 
 EDGES = {
     "synthetic": (("talker", "thinker"), ("code2wav", "talker")),

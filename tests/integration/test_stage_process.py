@@ -44,11 +44,11 @@ from stages.messages import (
     Submit,
     Turn,
 )
-from stages.models.synthetic.expected import expected_audio
 from stages.models.synthetic.options import Fail, SyntheticOptions
 from stages.payload import Payload, Tensor
 from stages.worker.bootstrap import run_stage_process
 from tests.integration.stage_modules import run_and_list_modules
+from tests.synthetic_answers import expected_audio
 
 STAGES = ("thinker", "talker", "code2wav")
 TYPES = {"thinker": "llm_ar", "talker": "llm_ar", "code2wav": "llm_generation"}

@@ -17,9 +17,9 @@ from omni_cli.artifacts.audio import to_pcm16
 from omni_cli.config.library import bundled
 from omni_cli.eval.judges import Judges
 from omni_cli.inputs.conversation import from_prompt
-from stages.models.synthetic.expected import expected_audio, expected_mix
 from tests.integration.cli import Ended, check_trace, leaves_nothing, omni
 from tests.recipes import media
+from tests.synthetic_answers import expected_audio, expected_mix
 
 REQUESTS = bundled("recipes") / "requests"
 NAMES = sorted(path.stem for path in (bundled("recipes") / "smoke").glob("*.yaml"))

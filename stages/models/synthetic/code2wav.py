@@ -1,9 +1,7 @@
 """The synthetic vocoder: codec frames in, samples out."""
 
 from stages.events import FinishReason
-from stages.messages import StageRequest
 from stages.models.synthetic.codes import CODE_GROUPS
-from stages.models.synthetic.options import SyntheticOptions
 from stages.models.synthetic.runner import State, Stream, SyntheticRunner
 from stages.models.synthetic.waves import audio
 from stages.runners.base import Output, RowResult
@@ -13,13 +11,10 @@ from stages.schedulers.base import Row
 class Code2WavRunner(SyntheticRunner[State]):
     """One unit is one frame; a row takes as many as have come."""
 
-    tensor = "codes"
+    state, tensor = State, "codes"
 
     def warm_up(self) -> None:
         audio(bytes(CODE_GROUPS), 0, 1, self._defaults)  # fills the tables
-
-    def start(self, request: StageRequest, options: SyntheticOptions) -> State:
-        return State(request, options)
 
     def compute(self, row: Row, state: State) -> RowResult:
         stream, end = state.stream("talker"), row.position + row.units

@@ -9,6 +9,7 @@ import zlib
 
 CODE_GROUPS = 4
 CODEBOOK_SIZE = 64
+FRAMES_A_TOKEN = 3  # where `frames` is not given
 
 _KEY = struct.Struct("<QIIII")
 _MASK = CODEBOOK_SIZE - 1

@@ -1,36 +1,41 @@
 """The fan-in of `synthetic_dag`: frames of talker and singer, moved by the text, become one sound."""
 
-from stages.messages import StageRequest
+from dataclasses import dataclass
+
 from stages.models.synthetic.code2wav import reason
-from stages.models.synthetic.codes import CODE_GROUPS, text_so_far
-from stages.models.synthetic.expected import mixed_codes
-from stages.models.synthetic.options import SyntheticOptions
+from stages.models.synthetic.codes import CODE_GROUPS, CODEBOOK_SIZE, text_so_far
 from stages.models.synthetic.runner import State, Stream, SyntheticRunner
 from stages.models.synthetic.tokens import TOKEN_BYTES
-from stages.models.synthetic.waves import audio
+from stages.models.synthetic.waves import SILENCE, audio
 from stages.payload import Payload
 from stages.runners.base import Output, RowResult
 from stages.schedulers.base import Row
 
 
+def mixed_codes(talker: bytes | None, singer: bytes | None, text: int) -> bytes:
+    """A frame of the mixer: talker and singer take turns, each code moved by the text. None is silent."""
+    frame = bytearray((SILENCE,) * CODE_GROUPS)
+    for group in range(CODE_GROUPS):
+        source = singer if group % 2 else talker
+        if source is not None:
+            frame[group] = (source[group] ^ text) & (CODEBOOK_SIZE - 1)
+    return bytes(frame)
+
+
+@dataclass(slots=True)
 class MixerState(State):
     """`text` is the checksum of the tokens up to the frame that was mixed last."""
 
-    __slots__ = ("text",)
-
-    def __init__(self, request: StageRequest, options: SyntheticOptions) -> None:
-        super().__init__(request, options)
-        self.text = 0
+    text: int = 0
 
 
 class MixerRunner(SyntheticRunner[MixerState]):
     """One unit is one frame. Ends with the longer of its two voices; where one is over, its half is silent."""
 
+    state = MixerState
+
     def warm_up(self) -> None:
         audio(bytes(CODE_GROUPS), 0, 1, self._defaults)  # fills the tables
-
-    def start(self, request: StageRequest, options: SyntheticOptions) -> MixerState:
-        return MixerState(request, options)
 
     def take(self, state: MixerState, stream: Stream, payload: Payload) -> None:
         stream.data += payload.tensors[0].data  # tokens of the thinker, codes of the others

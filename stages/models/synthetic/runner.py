@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar, cast
 
 from stages.config import StageSpec
@@ -21,27 +22,26 @@ _REASON = "finish_reason"
 _WARM_UP = -1  # a uid that no request has
 
 
+@dataclass(slots=True)
 class Stream:
     """What a request keeps of one input: the rows of its tensor, one after the other, and why it ended."""
 
-    __slots__ = ("data", "ended", "messages", "reason")
-
-    def __init__(self, ended: bool = False) -> None:
-        self.data = bytearray()
-        self.ended = ended
-        self.messages = 0
-        self.reason: FinishReason | None = None
+    data: bytearray = field(default_factory=bytearray)
+    ended: bool = False
+    messages: int = 0
+    reason: FinishReason | None = None
 
 
+@dataclass(slots=True)
 class State:
     """A request in a stage. A producer that does not feed it has a stream that has ended."""
 
-    __slots__ = ("options", "request", "streams")
+    request: StageRequest
+    options: SyntheticOptions
+    streams: dict[str, Stream] = field(init=False)
 
-    def __init__(self, request: StageRequest, options: SyntheticOptions) -> None:
-        self.request = request
-        self.options = options
-        self.streams = {producer: Stream() for producer in request.inputs}
+    def __post_init__(self) -> None:
+        self.streams = {producer: Stream() for producer in self.request.inputs}
 
     def stream(self, producer: str) -> Stream:
         return self.streams.get(producer) or _ENDED
@@ -53,8 +53,10 @@ S = TypeVar("S", bound=State)
 
 
 class SyntheticRunner(ABC, Generic[S]):
-    """Implements ModelRunner but for `start` and `compute`. `tensor` is the name of what its inputs carry."""
+    """Implements ModelRunner but for `compute`. `state` is what it keeps of a request, `tensor` the name of what its
+    inputs carry."""
 
+    state: Callable[[StageRequest, SyntheticOptions], S]
     tensor: str
 
     def __init__(self, spec: StageSpec, sleep: Callable[[float], None] = time.sleep) -> None:
@@ -83,7 +85,7 @@ class SyntheticRunner(ABC, Generic[S]):
             outputs=(),
             conversation=(ChatMessage(role="user", parts=(Part(kind="text", text="warm"),)),),
         )
-        self._states[_WARM_UP] = state = self.start(request, self._plain)
+        self._states[_WARM_UP] = state = self.state(request, self._plain)
         self.compute(Row(uid=_WARM_UP, phase="prefill", position=0, units=1), state)
         self.end(_WARM_UP)
 
@@ -93,7 +95,7 @@ class SyntheticRunner(ABC, Generic[S]):
         fails_at_load = options.fail.stage is not None and options.fail.at == AT_LOAD
         if options.init_delay_s != own.init_delay_s or (fails_at_load and options.fail != own.fail):
             raise RequestRefused("init_delay_s and fail.at=-1 are knobs of the deployment: a request comes too late")
-        self._states[request.uid] = self.start(request, options)
+        self._states[request.uid] = self.state(request, options)
 
     def feed(self, uid: int, producer: str, payload: Payload, eos: bool) -> None:
         state = self._states[uid]
@@ -169,12 +171,15 @@ class SyntheticRunner(ABC, Generic[S]):
         return Payload(tensors=(tensor, ballast), meta=_meta(finished))
 
     @abstractmethod
-    def start(self, request: StageRequest, options: SyntheticOptions) -> S:
-        """The state of a request that was taken on."""
-
-    @abstractmethod
     def compute(self, row: Row, state: S) -> RowResult:
         """One row; what it raises fails this request alone."""
+
+
+def ended(done: int, units: int, limit: int | None) -> FinishReason | None:
+    """Why the stage ends after `done` units; None if it goes on."""
+    if done == units:
+        return "stop"
+    return "length" if done == limit else None
 
 
 def _meta(finished: FinishReason | None) -> tuple[tuple[str, str], ...]:

@@ -4,14 +4,13 @@ The tag holds the medium's checksum, so that a medium that is lost or altered sh
 """
 
 import zlib
+from dataclasses import dataclass, field
 
 from stages.errors import RequestRefused, StageError
-from stages.events import FinishReason
-from stages.messages import ChatMessage, Part, StageRequest
-from stages.models.synthetic.options import SyntheticOptions
-from stages.models.synthetic.runner import State, Stream, SyntheticRunner
+from stages.messages import ChatMessage, Part
+from stages.models.synthetic.runner import State, Stream, SyntheticRunner, ended
 from stages.models.synthetic.tokens import TOKEN_BYTES, TOKEN_WIDTH, pack, token_id, tokenize
-from stages.payload import Payload, Tensor
+from stages.payload import NO_BYTES, Payload, Tensor
 from stages.runners.base import Output, RowResult
 from stages.runners.token_list import token_list
 from stages.schedulers.base import Row
@@ -33,23 +32,19 @@ def _said(part: Part, media: dict[str, int]) -> str:
     return f"[{part.kind}:{media[part.media]:08x}]"
 
 
+@dataclass(slots=True)
 class ThinkerState(State):
     """`tokens` are those of the answer, and `packed` the same for the stages that are fed; made when it first runs."""
 
-    __slots__ = ("media", "packed", "tokens")
-
-    def __init__(self, request: StageRequest, options: SyntheticOptions) -> None:
-        super().__init__(request, options)
-        self.media: dict[str, int] = {}
-        self.tokens: list[str] | None = None
-        self.packed = memoryview(b"")
+    media: dict[str, int] = field(default_factory=dict)
+    tokens: list[str] | None = None
+    packed: memoryview = NO_BYTES
 
 
 class ThinkerRunner(SyntheticRunner[ThinkerState]):
     """One row is one token."""
 
-    def start(self, request: StageRequest, options: SyntheticOptions) -> ThinkerState:
-        return ThinkerState(request, options)
+    state = ThinkerState
 
     def take(self, state: ThinkerState, stream: Stream, payload: Payload) -> None:
         for tensor in payload.tensors:
@@ -65,7 +60,7 @@ class ThinkerRunner(SyntheticRunner[ThinkerState]):
             return RowResult(uid=row.uid, units=0, finished="empty")
         position, done = row.position, row.position + 1
         limit = state.request.sampling.max_tokens
-        finished = _reason(done, len(state.tokens), limit)
+        finished = ended(done, len(state.tokens), limit)
         start = position * TOKEN_BYTES
         data = state.packed[start : start + TOKEN_BYTES]
         tokens = Tensor(name="tokens", dtype="int32", shape=(1, TOKEN_WIDTH), data=data)
@@ -79,9 +74,3 @@ class ThinkerRunner(SyntheticRunner[ThinkerState]):
             emissions=self.emissions(state, tokens, position, finished),
             outputs=outputs,
         )
-
-
-def _reason(done: int, tokens: int, limit: int | None) -> FinishReason | None:
-    if done == tokens:
-        return "stop"
-    return "length" if done == limit else None

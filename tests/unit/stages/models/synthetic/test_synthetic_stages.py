@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from stages.errors import RequestRefused
 from stages.messages import Sampling
-from stages.models.synthetic.expected import expected_audio, expected_mix
 from stages.models.synthetic.options import (
     AT_LOAD,
     DagFail,
@@ -23,6 +22,7 @@ from stages.models.synthetic.thinker import echo
 from stages.models.synthetic.tokens import TOKEN_WIDTH, pack, tokenize
 from stages.models.synthetic.waves import FRAME_SAMPLES
 from stages.payload import Tensor
+from tests.synthetic_answers import expected_audio, expected_mix
 from tests.unit.stages.models.synthetic.pipeline import Pipeline
 
 MODES = ("complete", "incremental")

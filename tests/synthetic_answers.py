@@ -1,16 +1,15 @@
-"""What the synthetic families must answer, computed in one go from the request: for tests and checks.
+"""What the synthetic families must answer, computed in one go from the request.
 
 It shares the code of single frames with the stages, and none of what brings frames from stage to stage.
 """
 
 from array import array
 
-from stages.models.synthetic.codes import CODE_GROUPS, CODEBOOK_SIZE, frame_codes, text_so_far
+from stages.models.synthetic.codes import FRAMES_A_TOKEN, frame_codes, text_so_far
+from stages.models.synthetic.mixer import mixed_codes
 from stages.models.synthetic.options import SyntheticOptions
 from stages.models.synthetic.tokens import TOKEN_BYTES, pack, tokenize
-from stages.models.synthetic.waves import SILENCE, samples
-
-FRAMES_A_TOKEN = 3  # where `frames` is not given
+from stages.models.synthetic.waves import samples
 
 
 def expected_audio(text: str, seed: int, frames: int | None = None, choice: int = 0) -> "array[float]":
@@ -27,16 +26,6 @@ def expected_mix(text: str, seed: int, frames: int | None = None, choice: int = 
         for frame, (said, sung) in enumerate(zip(talker, singer, strict=True))
     ]
     return _sound(mixed)
-
-
-def mixed_codes(talker: bytes | None, singer: bytes | None, text: int) -> bytes:
-    """A frame of the mixer: talker and singer take turns, each code moved by the text. None is silent."""
-    frame = bytearray((SILENCE,) * CODE_GROUPS)
-    for group in range(CODE_GROUPS):
-        source = singer if group % 2 else talker
-        if source is not None:
-            frame[group] = (source[group] ^ text) & (CODEBOOK_SIZE - 1)
-    return bytes(frame)
 
 
 def _prefixes(text: str) -> list[int]:
