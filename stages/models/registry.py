@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
 from stages.messages import ImageParams
@@ -175,22 +175,17 @@ class ReferenceOptions:
     experts: str = ""
 
 
-class CheckModel(Protocol):
-    def __call__(self, path: str, load_format: str) -> tuple[str, ...]:
-        """Problems of a checkpoint folder, each one line that names path or file; empty if it can be loaded."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FamilyContract:
     """What the planner knows of a family without loading it.
 
-    `media` are the input modalities beside text. `options` is the frozen dataclass type of the family's own root
-    node and request extension, or None. `edge_bytes(model_path, producer, consumer)` is the largest payload that the
-    default ring of an edge must hold; consumer `request` is the output ring. `embedded` are the checkpoints that
-    `model.path` can name, the default first: each builds or finds its folder and returns it (CheckpointError, OSError).
-    `voices(model_path)` lists the speakers. `stage_memory(model_path,
-    stage, dtype)` is what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
+    `media` are the input modalities beside text. `check_model(path, load_format)` are the problems of a checkpoint
+    folder, each one line that names path or file; none if it can be loaded. `options` is the frozen dataclass type of
+    the family's own root node and request extension, or None. `edge_bytes(model_path, producer, consumer)` is the
+    largest payload that the default ring of an edge must hold; consumer `request` is the output ring. `embedded` are
+    the checkpoints that `model.path` can name, the default first: each builds or finds its folder and returns it
+    (CheckpointError, OSError). `voices(model_path)` lists the speakers. `stage_memory(model_path, stage, dtype)` is
+    what a stage will hold, by formula; a KeyError: the checkpoint's configuration lacks a field.
     `step_bytes(model_path, stage, dtype, rows, context)` is what a step of so many rows, each behind `context` tokens,
     has to read at the least. `sized(size, draw)` is a request of exactly that size, as a line of a batch would ask for
     it, `feed(model_path, stage, size, draw)` what a later stage would get of one; what is in them is drawn.
@@ -204,7 +199,7 @@ class FamilyContract:
     media: tuple[str, ...]
     has_weights: bool
     options: type[Any] | None = None
-    check_model: CheckModel | None = None
+    check_model: Callable[[str, str], tuple[str, ...]] | None = None
     embedded: Mapping[str, Callable[[], str]] = field(default_factory=dict)
     voices: Callable[[str], tuple[str, ...]] | None = None
     stage_memory: Callable[[str, str, str], StageMemory] | None = None

@@ -7,7 +7,6 @@ the process. The loop knows no model, no tensor and no policy of scheduling.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from stages.config import StageSpec
 from stages.connectors.base import ConnectorReader, ConnectorWriter
@@ -40,6 +39,7 @@ from stages.messages import (
 )
 from stages.runners.base import ModelRunner, RowResult
 from stages.schedulers.base import KV_BLOCKS, Row, RowProgress, Scheduler
+from stages.worker.channel import Inbox, Outbox
 from stages.worker.inputs import InputStreams
 from stages.worker.outputs import OutputStreams
 
@@ -48,24 +48,6 @@ log = logging.getLogger("omni.worker")
 
 class ParentGone(Exception):
     """The other end of a pipe is closed: nobody is left to work for."""
-
-
-class Turns(Protocol):
-    """Where commands come from."""
-
-    def get(self) -> Turn:
-        """Blocks for the next turn; EOFError or OSError once the parent is gone."""
-        ...
-
-    def empty(self) -> bool: ...
-
-
-class Reports(Protocol):
-    """Where reports go."""
-
-    def put(self, message: StepReport) -> None:
-        """OSError once the parent is gone."""
-        ...
 
 
 @dataclass(slots=True)
@@ -113,39 +95,39 @@ class StageWorker:
         """Makes `ProcessReady` the first event of the first report."""
         self._emit(ProcessReady(t_ns=self._clock(), pid=pid, facts=facts))
 
-    def run(self, turns: Turns, reports: Reports) -> None:
+    def run(self, inbox: Inbox, outbox: Outbox) -> None:
         """Works until `Stop`. Raises ParentGone, or ValueError if the parent broke the protocol."""
-        self._report(reports)
+        self._report(outbox)
         busy = False
         while not self._stopped:
-            self._listen(turns, wait=not busy)
+            self._listen(inbox, wait=not busy)
             busy = not self._stopped and self.step()
-            self._report(reports)
+            self._report(outbox)
             self.rounds += 1
         if self._requests:
             log.warning("stopped with requests %s in flight", sorted(self._requests))
 
-    def _listen(self, turns: Turns, wait: bool) -> None:
+    def _listen(self, inbox: Inbox, wait: bool) -> None:
         """Applies all turns that have come; if there is nothing to do, waits for one."""
         try:
-            while wait or not turns.empty():
+            while wait or not inbox.empty():
                 self.working = not wait
                 wait = False
-                turn = turns.get()
+                turn = inbox.get()
                 self.working = True
                 self.apply(turn)
                 self.rounds += 1
         except (EOFError, OSError) as error:
             raise ParentGone(f"{self._process}: the parent is gone") from error
 
-    def _report(self, reports: Reports) -> None:
+    def _report(self, outbox: Outbox) -> None:
         if not (self._idle or self._requests):
             self._idle = True
             self._emit(StageIdle(t_ns=self._clock(), gauges=self._scheduler.gauges()))
         report = self.take_report()
         if report is not None:
             try:
-                reports.put(report)
+                outbox.put(report)
             except OSError as error:
                 raise ParentGone(f"{self._process}: the parent is gone") from error
 

@@ -17,7 +17,6 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused, StageError
 from stages.messages import ImageParams
 from stages.models.sd3.contract import weights
-from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.runners.stepper import Canvas, Condition, cut_off
 from stages.schedulers.base import Denoising
@@ -44,11 +43,11 @@ class SD3Stepper:
             "vae": lambda: AutoencoderKL.from_config(parts.config("vae")),
             "text_encoder": lambda: CLIPTextModelWithProjection(_config(parts, "text_encoder")),
             "text_encoder_2": lambda: CLIPTextModelWithProjection(_config(parts, "text_encoder_2")),
-            "text_encoder_3": lambda: _t5(parts),
+            "text_encoder_3": lambda: T5EncoderModel(_config(parts, "text_encoder_3")),
         }
         present = weights(self._model.path)
         modules = {
-            part: parts.module(part, make, device=device, dtype=dtype, route=_slot) if part in present else None
+            part: parts.module(part, make, device=device, dtype=dtype) if part in present else None
             for part, make in makers.items()
         }
         tokenizers = {
@@ -58,10 +57,7 @@ class SD3Stepper:
         }
         self._pipeline = StableDiffusion3Pipeline(scheduler=parts.scheduler(), **modules, **tokenizers)
         self._multiple = self._pipeline.vae_scale_factor * self._pipeline.patch_size
-        others = [
-            parts.module("transformer", makers["transformer"], device=each, dtype=dtype, route=_slot)
-            for each in devices[1:]
-        ]
+        others = [parts.module("transformer", makers["transformer"], device=each, dtype=dtype) for each in devices[1:]]
         self.transformers = [self._pipeline.transformer, *others]
         return parts.held
 
@@ -160,14 +156,3 @@ def _pooled(condition: Condition) -> torch.Tensor:
 
 def _config(parts: PipelineParts, part: str) -> object:
     return AutoConfig.from_pretrained(parts.folder / part)
-
-
-def _t5(parts: PipelineParts) -> nn.Module:
-    module: nn.Module = T5EncoderModel(_config(parts, "text_encoder_3"))
-    module.tie_weights()
-    return module
-
-
-def _slot(name: str) -> Slot:
-    """The input embedding of T5 is stored under either of two names."""
-    return Slot("shared.weight" if name == "encoder.embed_tokens.weight" else name)

@@ -6,7 +6,7 @@ refuses it.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,6 @@ from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.wan.contract import FPS, VAE_DTYPE
-from stages.runners.loading import Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.runners.stepper import Canvas, Condition, cut_off
 from stages.schedulers.base import Denoising
@@ -41,30 +40,22 @@ class WanStepper:
     def load(self, devices: Sequence[torch.device], dtype: torch.dtype) -> int:
         self._device = device = devices[0]
         parts = PipelineParts(self._model)
+        makers: dict[str, Callable[[], nn.Module]] = {
+            "transformer": lambda: WanTransformer3DModel.from_config(parts.config("transformer")),
+            "text_encoder": lambda: UMT5EncoderModel(AutoConfig.from_pretrained(parts.folder / "text_encoder")),
+            "vae": lambda: AutoencoderKLWan.from_config(parts.config("vae")),
+        }
 
-        def text_encoder() -> nn.Module:
-            module: nn.Module = UMT5EncoderModel(AutoConfig.from_pretrained(parts.folder / "text_encoder"))
-            module.tie_weights()
-            return module
+        def loaded(part: str, on: torch.device = device, dtype: torch.dtype = dtype) -> Any:
+            return parts.module(part, makers[part], device=on, dtype=dtype)
 
-        def transformer() -> nn.Module:
-            module: nn.Module = WanTransformer3DModel.from_config(parts.config("transformer"))
-            return module
-
-        self.transformers = [parts.module("transformer", transformer, device=each, dtype=dtype) for each in devices]
+        self.transformers = [loaded("transformer", each) for each in devices]
         self._pipeline = WanPipeline(
             scheduler=parts.scheduler(),
             tokenizer=AutoTokenizer.from_pretrained(parts.folder / "tokenizer"),
-            text_encoder=parts.module(
-                "text_encoder", text_encoder, device=device, dtype=dtype, route=_text_encoder_slot
-            ),
+            text_encoder=loaded("text_encoder"),
             transformer=self.transformers[0],
-            vae=parts.module(
-                "vae",
-                lambda: AutoencoderKLWan.from_config(parts.config("vae")),
-                device=device,
-                dtype=getattr(torch, VAE_DTYPE),
-            ),
+            vae=loaded("vae", dtype=getattr(torch, VAE_DTYPE)),
         )
         patch = self._pipeline.transformer.config.patch_size
         self._multiple = self._pipeline.vae_scale_factor_spatial * patch[1]
@@ -149,8 +140,3 @@ class WanStepper:
         decoded = vae.decode(scaled, return_dict=False)[0]
         frames: torch.Tensor = self._pipeline.video_processor.postprocess_video(decoded, output_type="pt")
         return frames.permute(0, 1, 3, 4, 2).float().cpu().contiguous()
-
-
-def _text_encoder_slot(name: str) -> Slot:
-    """The input embedding is stored under either of two names."""
-    return Slot("shared.weight" if name == "encoder.embed_tokens.weight" else name)
