@@ -1,9 +1,11 @@
 """Audits what a process holds: steps within its capacity, every token computed once, nothing left when it is idle."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from omni_cli.runtime.events import CONTROL, ProcessDead, ProcessStarted, StageSubmitted
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     LeaseReleased,
@@ -31,11 +33,11 @@ class _Held:
     due: bool = False
 
 
-class CapacityAudit:
+class CapacityAudit(Audit):
     """Holds steps against what the process said when it was ready (`max_batch`, `step_tokens`, `kv_blocks`)."""
 
     def __init__(self) -> None:
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _Held] = defaultdict(_Held)
 
     def see(self, line: TraceEvent) -> Iterator[str]:
         event = line.event
@@ -47,13 +49,13 @@ class CapacityAudit:
                 if held is not None and held.due and event.cause == "exit code 0":
                     yield f"{event.process} never said that it was idle"
             elif isinstance(event, StageSubmitted):
-                held = self._of(event.process)
+                held = self._held[event.process]
                 if held.due:
                     yield f"request {event.uid} was given to {event.process}, which had not said that it was idle"
                     held.due = False
                 held.given.add(event.uid)
         elif isinstance(event, _ENDS):
-            held = self._of(line.source)
+            held = self._held[line.source]
             held.told.discard(event.uid)
             held.computed.pop(event.uid, None)
             if event.uid in held.given:
@@ -61,11 +63,11 @@ class CapacityAudit:
                 held.worked = True
                 held.due = not held.given
         elif isinstance(event, ProcessReady):
-            self._of(line.source).facts = {name: int(value) for name, value in event.facts if value.isdecimal()}
+            self._held[line.source].facts = {name: int(value) for name, value in event.facts if value.isdecimal()}
         elif isinstance(event, StageIdle):
-            yield from self._idle(line.source, self._of(line.source), event)
+            yield from self._idle(line.source, self._held[line.source], event)
         elif not isinstance(event, LeaseReleased):  # a late message is given back at any time
-            held = self._of(line.source)
+            held = self._held[line.source]
             if held.due:
                 yield f"{line.source} goes on without having said that it was idle"
                 held.due = False
@@ -74,18 +76,6 @@ class CapacityAudit:
                 held.told |= held.given.intersection(row.uid for row in event.rows)
             elif (uid := getattr(event, "uid", None)) in held.given:
                 held.told.add(uid)
-
-    def forget(self, uid: int) -> None:
-        """What is kept of a request goes with its end in each process."""
-
-    def end(self) -> Iterator[str]:
-        return iter(())
-
-    def _of(self, process: str) -> _Held:
-        held = self._held.get(process)
-        if held is None:
-            held = self._held[process] = _Held()
-        return held
 
     def _idle(self, process: str, held: _Held, event: StageIdle) -> Iterator[str]:
         if held.told or not held.worked:

@@ -7,7 +7,6 @@ docs/traces.md says what each audit holds, and what only the ordinals can show.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from omni_cli.runtime.events import (
     Event,
@@ -19,6 +18,7 @@ from omni_cli.runtime.events import (
 )
 from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import STAGE_ENDED, IllegalTransition, Lifecycle
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.capacity_audit import CapacityAudit
 from omni_cli.trace.codec import KINDS, TraceEvent
 from omni_cli.trace.frame_audit import FrameAudit
@@ -83,22 +83,6 @@ def name_of(line: TraceEvent) -> str:
 _ENDS = frozenset(
     (ProcessDead, StageFinished, StageFailed, StageCancelled, RequestFinished, RequestFailed, RequestCancelled)
 )
-
-
-class Audit(Protocol):
-    """One point of view. It yields what cannot be right, as a person would say it."""
-
-    def see(self, line: TraceEvent) -> Iterator[str]:
-        """The next event, before the tables have taken it in."""
-        ...
-
-    def forget(self, uid: int) -> None:
-        """The request is over: it has ended for its caller and in every stage."""
-        ...
-
-    def end(self) -> Iterator[str]:
-        """What is missing at the end of a whole trace."""
-        ...
 
 
 class _Trial:

@@ -5,7 +5,7 @@ Format: https://perfetto.dev/docs/reference/synthetic-track-event (one packet se
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 from typing import IO
 
@@ -22,7 +22,7 @@ from omni_cli.runtime.events import (
     StageSubmitted,
 )
 from omni_cli.trace.codec import TraceEvent
-from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan
+from omni_cli.trace.summary import RUN, STALL, RequestSummary, RunSummary
 from stages.events import (
     LeaseReleased,
     MessageGot,
@@ -140,18 +140,11 @@ def _write_request(writer: _Writer, request: RequestSummary) -> None:
             track, span.submitted_ns, TrackEvent.TYPE_SLICE_BEGIN, request.request_id, status=span.status,
             units=span.units, steps=len(span.steps),
         )  # fmt: skip
-        for name, start_ns, end_ns in _phases(span):
-            writer.slice(track, start_ns, end_ns, name)
+        for kind, start_ns, end_ns in span.phases():
+            # the step of a request that was cancelled meanwhile may have begun later
+            if kind != STALL and (kind != RUN or start_ns < span.end_ns):
+                writer.slice(track, start_ns, min(end_ns, span.end_ns), kind)
         writer.write_event(track, span.end_ns, TrackEvent.TYPE_SLICE_END)
-
-
-def _phases(span: StageSpan) -> Iterator[tuple[str, int, int]]:
-    yield "queue", span.submitted_ns, span.submitted_ns + span.queue_ns
-    if span.ready_ns is not None:
-        yield "wait", span.ready_ns, span.ready_ns + span.wait_ns
-    for start_ns, end_ns in span.steps:
-        if start_ns < span.end_ns:  # the step of a request that was cancelled meanwhile may have begun later
-            yield "run", start_ns, min(end_ns, span.end_ns)
 
 
 def _write_step(writer: _Writer, process: str, step: StepDone) -> None:

@@ -1,16 +1,22 @@
-"""The first line of a trace, which says of what run and plan it is; and how two texts in a trace are read: the wall
-time, and a request's place in its caller's trace."""
+"""The first line of a trace, which says of what run and plan it is; and how times in a trace are read, and a request's
+place in its caller's trace."""
 
 import re
 import time
 from datetime import datetime
 
 from omni_cli.plan.model import ExecutionPlan
-from omni_cli.runtime.events import RunStarted
+from omni_cli.runtime.events import Event, RunStarted
 from omni_cli.trace.codec import SCHEMA
+from stages.events import StepDone
 
 TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}")
 """Version, trace, span, flags: https://www.w3.org/TR/trace-context/#traceparent-header"""
+
+
+def happened_ns(event: Event) -> int:
+    """On the run's clock. A step happens when it is done: then its results exist."""
+    return event.end_ns if isinstance(event, StepDone) else event.t_ns
 
 
 def wall_ns(wall_time: str) -> int:

@@ -4,19 +4,15 @@ from collections.abc import Iterator
 from typing import get_args
 
 from omni_cli.runtime.events import CONTROL, ControlEvent, Event, RequestAdmitted, RunFinished, RunStarted
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import KINDS, TraceEvent
-from omni_cli.trace.frame import TRACEPARENT, wall_ns
+from omni_cli.trace.frame import TRACEPARENT, happened_ns, wall_ns
 from stages.events import StepDone
 
 _CONTROL_EVENTS = frozenset(get_args(ControlEvent))
 
 
-def moment(event: Event) -> int:
-    """When an event happened, in ns. A step happens when it is done: then its results exist."""
-    return event.end_ns if isinstance(event, StepDone) else event.t_ns
-
-
-class FrameAudit:
+class FrameAudit(Audit):
     """One clock for all processes: a source's events are in the order of their times, and the control plane, which
     stamps as it decides, never decides before what it has already taken in."""
 
@@ -42,7 +38,7 @@ class FrameAudit:
             yield f"the first event is {KINDS[type(event)]}, not run_started"
         elif self._run is not None and source.rpartition(".")[0] not in self._run.stages:
             yield f"{source} is not a process of this run"
-        now = moment(event)
+        now = happened_ns(event)
         if isinstance(event, StepDone) and event.end_ns < event.t_ns:
             yield f"the step ends {event.t_ns - event.end_ns} ns before it starts"
         before = self._latest_ns if source == CONTROL else self._source_ns.get(source, 0)
@@ -54,12 +50,6 @@ class FrameAudit:
         if now > self._latest_ns:
             self._latest_ns = now
         self._lines += 1
-
-    def forget(self, uid: int) -> None:
-        """Nothing is kept by request."""
-
-    def end(self) -> Iterator[str]:
-        return iter(())
 
     def _frame(self, event: Event) -> Iterator[str]:
         if isinstance(event, RunStarted) == (self._lines > 0):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from omni_cli.runtime.events import MediaPut, RunStarted, StageSubmitted
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import TraceEvent
 from stages.events import InputReady, LeaseReleased, MessageGot, MessagePut, StageFailed, StepDone
 from stages.messages import REQUEST
@@ -30,7 +31,7 @@ class _Intake:
     ready: bool = False
 
 
-class InputAudit:
+class InputAudit(Audit):
     """`complete` input holds a request back until its end, `incremental` input what lies beyond what has come."""
 
     def __init__(self) -> None:
@@ -77,9 +78,6 @@ class InputAudit:
     def forget(self, uid: int) -> None:
         self._streams.pop(uid, None)
         self._intakes.pop(uid, None)
-
-    def end(self) -> Iterator[str]:
-        return iter(())
 
     def _stream(self, uid: int, producer: str, consumer: str) -> _Stream:
         return self._streams[uid][producer, consumer]

@@ -12,6 +12,7 @@ from omni_cli.runtime.events import (
     StageSubmitted,
 )
 from omni_cli.runtime.lifecycle import PROCESS, IllegalTransition, Process, advance
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import KINDS, TraceEvent
 from stages.events import MessagePut, ProcessReady, StepDone
 
@@ -25,7 +26,7 @@ class _Life:
     step_ns: int = 0
 
 
-class ProcessAudit:
+class ProcessAudit(Audit):
     """Steps are numbered from 0 in each life of a process; a restart has a higher generation."""
 
     def __init__(self) -> None:
@@ -58,9 +59,6 @@ class ProcessAudit:
             late = [name for name, life in self._lives.items() if life.state is Process.STARTED and not life.generation]
             if late or not self._lives:
                 yield f"request {event.uid} was admitted before {', '.join(late) or 'any process'} was ready"
-
-    def forget(self, uid: int) -> None:
-        """Nothing is kept by request."""
 
     def end(self) -> Iterator[str]:
         for name, life in self._lives.items():

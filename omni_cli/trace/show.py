@@ -10,8 +10,8 @@ from rich.text import Text
 
 from omni_cli.trace.batches import Batches
 from omni_cli.trace.split import KINDS, Level, levels
-from omni_cli.trace.summary import RequestSummary, RunSummary, StageSpan, type_of
-from omni_cli.trace.timeline import MARKS, QUEUE, RUN, STALL, STYLES, WAIT, Phase, Timeline
+from omni_cli.trace.summary import QUEUE, RUN, STALL, WAIT, RequestSummary, RunSummary, type_of
+from omni_cli.trace.timeline import MARKS, STYLES, Timeline
 
 DETAILED = 20  # more requests than that get a line each
 ID_WIDTH = 40  # of a request's id in an overview: one long id must not push the numbers out
@@ -96,7 +96,7 @@ def _processes(run: RunSummary) -> Table:
 
 
 def _batches(batches: Batches) -> str:
-    text = f"{batches.stage}: {_counted(batches.steps, 'step')} of {batches.rows_a_step:.1f} rows"
+    text = f"{batches.stage}: {counted(batches.steps, 'step')} of {batches.rows_a_step:.1f} rows"
     if batches.mixed:
         text += f", {batches.mixed} with prefill and decode, of up to {batches.ages} ages"
     if batches.frames_a_unit is not None:
@@ -190,26 +190,16 @@ def _stages(request: RequestSummary, width: int) -> Table:
     table.add_column("", no_wrap=True)
     end_ns = max([request.end_ns, *(span.end_ns for span in request.stages.values())])
     for span in request.stages.values():
-        line = [Timeline(_phases(span), request.admitted_ns, end_ns)] if drawn else []
+        line = [Timeline(span.phases(), request.admitted_ns, end_ns)] if drawn else []
         numbers = (duration(ns) for ns in (span.queue_ns, span.wait_ns, span.run_ns, span.stall_ns))
         name = plain(span.process) + (f" (attempt {span.attempt})" if span.attempt > 1 else "")
         table.add_row(Text(name), *line, *numbers, str(len(span.steps)), _status(span.status))
     return table
 
 
-def _phases(span: StageSpan) -> Iterator[Phase]:
-    yield Phase(QUEUE, span.submitted_ns, span.submitted_ns + span.queue_ns)
-    if span.ready_ns is not None:
-        yield Phase(WAIT, span.ready_ns, span.ready_ns + span.wait_ns)
-    if span.scheduled_ns is not None:
-        yield Phase(STALL, span.scheduled_ns, span.end_ns)
-    for start_ns, end_ns in span.steps:
-        yield Phase(RUN, start_ns, end_ns)
-
-
 def _outputs(request: RequestSummary) -> Iterator[str]:
     for output in request.outputs.values():
-        units, pieces = _counted(output.units, "unit"), _counted(output.chunks, "piece")
+        units, pieces = counted(output.units, "unit"), counted(output.chunks, "piece")
         text = f"{output.modality} {output.status}: {units} in {pieces}, {size(output.nbytes)}"
         rtf = request.rtf(output)
         if type_of(output.modality) == "audio" and rtf is not None:
@@ -220,7 +210,7 @@ def _outputs(request: RequestSummary) -> Iterator[str]:
 def _edges(request: RequestSummary) -> Iterator[str]:
     for edge in request.edges.values():
         mean = f", hand-off {duration(edge.mean_hand_off_ns)}" if edge.got else ""
-        messages = _counted(edge.messages, "message")
+        messages = counted(edge.messages, "message")
         yield f"{edge.producer} -> {edge.consumer}: {messages}, {size(edge.nbytes)}{mean}"
 
 
@@ -241,5 +231,5 @@ def _legend() -> Text:
     return text
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from omni_cli.trace.summary import OPEN, RequestSummary
-from omni_cli.trace.timeline import RUN, STALL, WAIT
+from omni_cli.trace.summary import OPEN, QUEUE, RUN, STALL, WAIT, RequestSummary
 
 HAND_OFF, OUTPUT = "hand-off", "output"
 KINDS = (WAIT, RUN, STALL, HAND_OFF, OUTPUT)
@@ -43,14 +42,11 @@ def split(request: RequestSummary) -> Mapping[Share, int]:
 
 def _intervals(request: RequestSummary) -> Iterator[tuple[int, int, int, Share]]:
     for place, span in enumerate(request.stages.values()):
-        if span.ready_ns is not None:
-            yield span.ready_ns, span.ready_ns + span.wait_ns, place, (WAIT, span.stage)
-        for start_ns, end_ns in span.steps:
-            yield start_ns, end_ns, place, (RUN, span.stage)
-        if span.scheduled_ns is not None:
-            yield span.scheduled_ns, span.end_ns, place, (STALL, span.stage)
-        if place == 0:  # the command to start is handed over like a message
-            yield span.submitted_ns, span.submitted_ns + span.queue_ns, place, (HAND_OFF, span.stage)
+        for kind, start_ns, end_ns in span.phases():
+            if kind != QUEUE:
+                yield start_ns, end_ns, place, (kind, span.stage)
+            elif place == 0:  # the command to start is handed over like a message
+                yield start_ns, end_ns, place, (HAND_OFF, span.stage)
     order = {stage: place for place, stage in enumerate(request.stages)}
     for edge in request.edges.values():
         for put_ns, got_ns in edge.flights:

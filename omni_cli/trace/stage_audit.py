@@ -28,6 +28,7 @@ from omni_cli.runtime.lifecycle import (
     Stream,
     advance,
 )
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import KINDS, TraceEvent
 from stages.events import (
     InputReady,
@@ -71,7 +72,7 @@ class _Case:
     ended: set[str] = field(default_factory=set)  # outputs whose last piece was produced
 
 
-class StageAudit:
+class StageAudit(Audit):
     """Holds each request against the run's edges and outputs, and each stage against its own account of itself."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
@@ -107,9 +108,6 @@ class StageAudit:
 
     def forget(self, uid: int) -> None:
         self._cases.pop(uid, None)
-
-    def end(self) -> Iterator[str]:
-        return iter(())
 
     # what the control plane decides
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from omni_cli.runtime.events import CONTROL, LeaseDropped, LeaseGranted, LeaseRead, MediaPut, ProcessDead, RunFinished
 from omni_cli.runtime.lifecycle import REQUEST_ENDED, Lifecycle, Stage
+from omni_cli.trace.audit import Audit
 from omni_cli.trace.codec import TraceEvent
 from stages.events import (
     InputReady,
@@ -45,7 +46,7 @@ class _Held:
     sent: _Sent | None
 
 
-class StreamAudit:
+class StreamAudit(Audit):
     """Follows each message from put to get and each slot from put to its end."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:

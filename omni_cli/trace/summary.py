@@ -4,10 +4,12 @@ All of them come from what the stages stamped. In a stage, queue + wait + run + 
 end, to the nanosecond. Works on traces of failed and killed runs: what has no end gets the end of the trace.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from omni_cli.runtime.events import (
+    Event,
     MediaPut,
     OutputFinished,
     ProcessDead,
@@ -22,6 +24,7 @@ from omni_cli.runtime.events import (
 )
 from omni_cli.trace.batches import Batches
 from omni_cli.trace.codec import TraceEvent
+from omni_cli.trace.frame import happened_ns
 from stages.errors import ErrorInfo
 from stages.events import (
     InputReady,
@@ -39,6 +42,15 @@ from stages.messages import REQUEST
 from stages.payload import Payload, PayloadRef
 
 OPEN = "open"  # the status of what has no end in the trace
+QUEUE, WAIT, RUN, STALL = "queue", "wait", "run", "stall"
+
+
+class Phase(NamedTuple):
+    """What was going on from `start_ns` to `end_ns`: QUEUE, WAIT, RUN or STALL."""
+
+    kind: str
+    start_ns: int
+    end_ns: int
 
 
 @dataclass(slots=True)
@@ -86,6 +98,16 @@ class StageSpan:
     @property
     def total_ns(self) -> int:
         return self.end_ns - self.submitted_ns
+
+    def phases(self) -> Iterator[Phase]:
+        """Of which there were any; the steps are RUN, one by one, and STALL goes on behind them."""
+        yield Phase(QUEUE, self.submitted_ns, self.submitted_ns + self.queue_ns)
+        if self.ready_ns is not None:
+            yield Phase(WAIT, self.ready_ns, self.ready_ns + self.wait_ns)
+        for start_ns, end_ns in self.steps:
+            yield Phase(RUN, start_ns, end_ns)
+        if self.scheduled_ns is not None:
+            yield Phase(STALL, self.scheduled_ns, self.end_ns)
 
 
 @dataclass(slots=True)
@@ -261,8 +283,8 @@ class _Fold:
         self.run = RunSummary()
         self._admitted_ns: dict[int, int] = {}
 
-    def see(self, source: str, event: object) -> None:
-        now: int = event.end_ns if isinstance(event, StepDone) else event.t_ns  # type: ignore[attr-defined]
+    def see(self, source: str, event: Event) -> None:
+        now = happened_ns(event)
         self.run.first_ns = self.run.first_ns or now
         self.run.last_ns = max(self.run.last_ns, now)
         if isinstance(event, StepDone):

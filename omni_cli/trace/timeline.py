@@ -1,28 +1,18 @@
 """One line of time: a request's way through a stage, drawn as wide as it is given room. Knows nothing of requests."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.measure import Measurement
 from rich.segment import Segment
 from rich.style import Style
 
-QUEUE, WAIT, RUN, STALL = "queue", "wait", "run", "stall"
+from omni_cli.trace.summary import QUEUE, RUN, STALL, WAIT, Phase
 
 # Different marks, since a pipe has no colours.
 MARKS = {QUEUE: "·", WAIT: "-", RUN: "█", STALL: "░"}
 STYLES = {QUEUE: "dim", WAIT: "yellow", RUN: "green", STALL: "red"}
 _RANK = {mark: rank for rank, mark in enumerate((QUEUE, STALL, WAIT, RUN))}
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What was going on from `start_ns` to `end_ns`; one of the marks."""
-
-    kind: str
-    start_ns: int
-    end_ns: int
 
 
 class Timeline:

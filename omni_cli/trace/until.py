@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from omni_cli.errors import TraceError
 from omni_cli.trace.codec import KINDS, TraceEvent
-from omni_cli.trace.frame_audit import moment
+from omni_cli.trace.frame import happened_ns
 
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us)")
 _UNIT_NS = {"s": 1e9, "ms": 1e6, "us": 1e3}
@@ -43,4 +43,4 @@ class Until:
             return True
         if self.ordinal is not None:
             return following.ordinal > self.ordinal
-        return self.after_ns is not None and moment(following.event) - start_ns > self.after_ns
+        return self.after_ns is not None and happened_ns(following.event) - start_ns > self.after_ns

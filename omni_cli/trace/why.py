@@ -33,6 +33,7 @@ from omni_cli.runtime.lifecycle import (
 )
 from omni_cli.runtime.lifecycle import Lease as LeaseState
 from omni_cli.trace.codec import TraceEvent
+from omni_cli.trace.frame import happened_ns
 from omni_cli.trace.show import duration, plain
 from omni_cli.trace.summary import RequestSummary
 from stages.events import ProcessReady, StepDone
@@ -101,19 +102,18 @@ def moment(events: Iterable[TraceEvent], request_id: str, after_ns: int | None) 
     if started is None:
         return None
     admitted_ns = [line.event.t_ns for line in lines if getattr(line.event, "request_id", None) == request_id]
-    end_ns = max(map(_time, lines)) if after_ns is None or not admitted_ns else admitted_ns[-1] + after_ns
+    if after_ns is None or not admitted_ns:
+        end_ns = max(happened_ns(line.event) for line in lines)
+    else:
+        end_ns = admitted_ns[-1] + after_ns
     lifecycle, ledger, heard = Lifecycle(), LeaseLedger(), LastHeard()
     for line in lines:
-        if _time(line) <= end_ns:
+        if happened_ns(line.event) <= end_ns:
             heard(line.source, line.event)
             with suppress(IllegalTransition):  # the live run went on as well; `omni trace check` reports it
                 lifecycle.apply(line.source, line.event)
                 ledger.apply(line.source, line.event)
     return Moment(run=started, lifecycle=lifecycle, ledger=ledger, heard=heard, now_ns=end_ns)
-
-
-def _time(line: TraceEvent) -> int:
-    return line.event.end_ns if isinstance(line.event, StepDone) else line.event.t_ns
 
 
 def ending(request: RequestSummary) -> str:

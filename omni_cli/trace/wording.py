@@ -21,6 +21,7 @@ from omni_cli.runtime.events import (
     StageSubmitted,
 )
 from omni_cli.trace.codec import KINDS
+from omni_cli.trace.show import counted
 from stages.events import (
     InputReady,
     LeaseReleased,
@@ -45,13 +46,9 @@ def told(event: Event, uid: int | None = None) -> str:
 
 
 def _step(event: StepDone, uid: int | None) -> str:
-    text = f"does step {event.index} of {_counted(len(event.rows), 'row')}"
-    own = [f"{row.phase} from {row.position}, {_counted(row.units, 'unit')}" for row in event.rows if row.uid == uid]
+    text = f"does step {event.index} of {counted(len(event.rows), 'row')}"
+    own = [f"{row.phase} from {row.position}, {counted(row.units, 'unit')}" for row in event.rows if row.uid == uid]
     return ": ".join([text, *own])
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _slot(lease: Lease | None) -> str:
@@ -70,11 +67,11 @@ def _put(event: MessagePut) -> str:
 
 def _produced(event: OutputProduced) -> str:
     end = f", the last: {event.reason}" if event.eos else ""
-    return f"makes piece {event.seq} of {event.modality}, {_counted(event.units, 'unit')}{_slot(event.lease)}{end}"
+    return f"makes piece {event.seq} of {event.modality}, {counted(event.units, 'unit')}{_slot(event.lease)}{end}"
 
 
 def _ended(event: OutputFinished) -> str:
-    count = f"{_counted(event.units, 'unit')}, {_counted(event.chunks, 'piece')}"
+    count = f"{counted(event.units, 'unit')}, {counted(event.chunks, 'piece')}"
     return f"ends {event.modality} as {event.outcome}: {count}"
 
 
@@ -107,7 +104,7 @@ _TELLERS: Mapping[type, Callable[[Any], str]] = {
     MessageGot: lambda e: f"reads message {e.seq} of {e.producer}",
     LeaseReleased: lambda e: f"gives back what lies{_slot(e.lease)}",
     OutputProduced: _produced,
-    StageFinished: lambda e: f"is done with it: {e.reason}, {_counted(e.units, 'unit')}",
+    StageFinished: lambda e: f"is done with it: {e.reason}, {counted(e.units, 'unit')}",
     StageFailed: lambda e: f"fails it: {e.error.kind}: {e.error.message}",
     StageCancelled: lambda e: "has let go of it",
 }

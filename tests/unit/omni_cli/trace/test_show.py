@@ -7,8 +7,8 @@ from rich.console import Console
 from omni_cli.runtime.events import RequestAdmitted
 from omni_cli.trace.report import report
 from omni_cli.trace.show import duration, plain, show, size
-from omni_cli.trace.summary import summarise
-from omni_cli.trace.timeline import QUEUE, RUN, STALL, WAIT, Phase, Timeline
+from omni_cli.trace.summary import QUEUE, RUN, STALL, WAIT, Phase, summarise
+from omni_cli.trace.timeline import Timeline
 from tests.trace.scenarios import SCENARIOS
 
 
