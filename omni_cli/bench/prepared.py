@@ -74,8 +74,8 @@ def machine_facts(now: datetime) -> Facts:
     )
 
 
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":
             return value.strip()

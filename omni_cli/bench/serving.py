@@ -24,7 +24,7 @@ from omni_cli.console import logging_to
 from omni_cli.deployment import carry, deployed
 from omni_cli.errors import OmniError
 from omni_cli.launch.signals import Interrupts
-from omni_cli.plan.model import ExecutionPlan
+from omni_cli.plan.model import ExecutionPlan, StagePlan
 from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
 from omni_cli.runtime.request import OutputChunk
@@ -48,6 +48,7 @@ class Serving:
     def measure(self, interrupts: Interrupts, *listeners: Listener, trace: Path | None = None) -> None:
         """Starts the plan once for all loads. `levels` has those that were finished, whatever ends it."""
         log = StepLog(self.plan)
+        devices = max([1, *(len(stage.replicas[0].devices) for stage in _denoisers(self.plan))])
 
         async def each_load(engine: OmniEngine) -> None:
             for load in self.loads:
@@ -56,7 +57,7 @@ class Serving:
                 log.clear()
                 say(f"{load}: {load.requests} requests")
                 served = await _carried(engine, self.requests, load, keep=self.keep)
-                drawing = Drawing(step_flop=self.requests.step_flop, peak=self.peak * _devices(self.plan))
+                drawing = Drawing(step_flop=self.requests.step_flop, peak=self.peak * devices)
                 self.levels.append(Level.of(load, served, warm, log, self.requests.prefix, drawing))
 
         with deployed(self.plan, interrupts, log, *listeners, trace=trace) as deployment:
@@ -106,7 +107,7 @@ def bench_run(
         with logging_to(folder.path / "run.log", quiet=True):
             try:
                 if requests.step_flop and not serving.peak:
-                    serving.peak = device_rates(plan, _denoiser(plan), interrupts).flop_per_s
+                    serving.peak = device_rates(plan, _denoisers(plan)[0].name, interrupts).flop_per_s
                 serving.measure(interrupts, trace=folder.trace if loaded.config.trace.enabled else None)
             finally:
                 if serving.levels:
@@ -121,16 +122,8 @@ def bench_run(
     return int(any(level.failed for level in serving.levels))
 
 
-def _denoiser(plan: ExecutionPlan) -> str:
-    return next(stage.name for stage in plan.stages if stage.execution_type == "diffusion")
-
-
-def _devices(plan: ExecutionPlan) -> int:
-    """Of a replica that denoises."""
-    return (
-        max((len(stage.replicas[0].devices) for stage in plan.stages if stage.execution_type == "diffusion"), default=0)
-        or 1
-    )
+def _denoisers(plan: ExecutionPlan) -> list[StagePlan]:
+    return [stage for stage in plan.stages if stage.execution_type == "diffusion"]
 
 
 def _report(prepared: Prepared, serving: Serving) -> Report:

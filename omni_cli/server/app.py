@@ -54,11 +54,8 @@ def create_app(service: Service, serve: ServeConfig, keys: Sequence[str]) -> Fas
     app.state.preparer = preparer(service, serve)
     for router in _ROUTERS:
         app.include_router(router)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(ClientLeft, _nobody)
-    for kind in (ApiError, OmniError, ExceptionGroup, Exception):
-        app.add_exception_handler(kind, _any)
+    for kind in (RequestValidationError, HTTPException, ClientLeft, ApiError, OmniError, ExceptionGroup, Exception):
+        app.add_exception_handler(kind, _failed)
     app.add_middleware(BodyLimit, max_bytes=serve.max_body_bytes)
     if keys:
         app.add_middleware(ApiKeys, keys=tuple(keys))
@@ -84,16 +81,20 @@ def answer(error: ApiError) -> Response:
     return Response(body, status_code=error.status, headers=error.all_headers(), media_type="application/json")
 
 
-async def _invalid(request: Request, error: Exception) -> Response:
-    """What FastAPI would answer with 422, in OpenAI's shape."""
-    if not isinstance(error, RequestValidationError):
-        return await _any(request, error)
-    return answer(invalid(error.errors()))
+async def _failed(request: Request, error: Exception) -> Response:
+    """Of an exception that nobody expected, the server itself logs the traceback."""
+    match error:
+        case ClientLeft():
+            return Response(status_code=499)
+        case RequestValidationError():  # what FastAPI would answer with 422, in OpenAI's shape
+            return answer(invalid(error.errors()))
+        case HTTPException():
+            return answer(_refusal(request, error))
+    return answer(api_error(error))
 
 
-async def _http(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        return await _any(request, error)
+def _refusal(request: Request, error: HTTPException) -> ApiError:
+    """By Starlette itself."""
     code = _HTTP_CODES.get(error.status_code, "http_error")
     message = f"{request.method} {request.url.path}: {error.detail}"
     headers = dict(error.headers or {})
@@ -101,16 +102,7 @@ async def _http(request: Request, error: Exception) -> Response:
         routes = (route for router in _ROUTERS for route in router.routes if isinstance(route, Route))
         found = (route for route in routes if route.matches(request.scope)[0] != Match.NONE)
         headers["Allow"] = ", ".join(sorted({method for route in found for method in route.methods or ()}))
-    return answer(ApiError(error.status_code, message, code, headers=headers))
-
-
-async def _nobody(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)
-
-
-async def _any(request: Request, error: Exception) -> Response:
-    """Of an exception that nobody expected, the server itself logs the traceback."""
-    return answer(api_error(error))
+    return ApiError(error.status_code, message, code, headers=headers)
 
 
 class BodyLimit:
@@ -126,7 +118,7 @@ class BodyLimit:
             return
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if length.isdigit() and int(length) > self._max_bytes:
-            await self._refuse(scope, receive, send)
+            await answer(ApiError(413, self._message(), "body_too_large"))(scope, receive, send)
             return
         seen = 0
 
@@ -142,9 +134,6 @@ class BodyLimit:
 
     def _message(self) -> str:
         return f"the body is larger than {self._max_bytes} bytes (serve.max_body_bytes)"
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await answer(ApiError(413, self._message(), "body_too_large"))(scope, receive, send)
 
 
 class ApiKeys:

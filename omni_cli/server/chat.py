@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server import sse
 from omni_cli.server.errors import bad_request
-from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.leaving import event_stream, unless_client_leaves
 from omni_cli.server.logprobs import PlacedLog, TokenLogs, chat_logprobs
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Prepared, Preparer
@@ -43,8 +43,6 @@ class Choice:
     prompt_tokens: int = 0
     text_tokens: int = 0
     audio_tokens: int = 0
-    dropped: asyncio.Event | None = None
-    """Set when the client of a stream has left too much unread."""
     expires_at: int = field(default_factory=lambda: int(time.time()) + AUDIO_LIVES_S)
 
     @property
@@ -120,11 +118,9 @@ async def chat_completions(
     prepared = await preparer.chat(body, traceparent)
     choices = [make_choice(service, one, form, index) for index, one in enumerate(prepared.requests)]
     if streamed:
-        held = AsyncExitStack()
-        await unless_client_leaves(request, service.enter(prepared.requests, held))
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        bodies = _bodies(service, prepared, choices, with_usage)
-        return EventStream(sse.events(bodies), sse.MEDIA_TYPE, held, share_dropped(choices))
+        with_usage, dropped = body.stream_options is not None and body.stream_options.include_usage, asyncio.Event()
+        bodies = _bodies(service, prepared, choices, with_usage, dropped)
+        return await event_stream(request, service, prepared.requests, sse.events(bodies), dropped)
     await unless_client_leaves(request, collect(service, choices))
     return JSONResponse(_completion(service, prepared, choices))
 
@@ -141,37 +137,38 @@ def make_choice(service: Service, request: OmniRequest, form: Any, index: int) -
     return Choice(request=request, sound=sound, index=index)
 
 
-def share_dropped(choices: list[Choice]) -> asyncio.Event:
-    """One event for all choices of a call: they go to one client."""
-    dropped = asyncio.Event()
-    for choice in choices:
-        choice.dropped = dropped
-    return dropped
-
-
 async def collect(service: Service, choices: list[Choice]) -> None:
     async with AsyncExitStack() as held:
         await service.enter([choice.request for choice in choices], held)
-        async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+        async with aclosing(pieces(service, choices)) as found:
             async for choice, chunk in found:
                 choice.take(chunk)
     for choice in choices:
         choice.end()
 
 
-async def pieces(service: Service, choice: Choice) -> AsyncGenerator[tuple[Choice, OutputChunk], None]:
-    async with aclosing(service.chunks(choice.request, choice.dropped)) as chunks:
+async def pieces(
+    service: Service, choices: Sequence[Choice], dropped: asyncio.Event | None = None
+) -> AsyncGenerator[tuple[Choice, OutputChunk], None]:
+    """Of all choices, as they come; they go to one client, for whom `dropped` is as in `Service.chunks`."""
+    async with aclosing(sse.merged([_counted(service, choice, dropped) for choice in choices])) as chunks:
+        async for at, chunk in chunks:
+            yield choices[at], chunk
+
+
+async def _counted(
+    service: Service, choice: Choice, dropped: asyncio.Event | None
+) -> AsyncGenerator[OutputChunk, None]:
+    """The length of the prompt is known as long as the request is."""
+    async with aclosing(service.chunks(choice.request, dropped)) as chunks:
         async for chunk in chunks:
             choice.prompt_tokens = service.prompts.of(choice.request.request_id)
-            yield choice, chunk
+            yield chunk
 
 
 def _completion(service: Service, prepared: Prepared, choices: list[Choice]) -> dict[str, Any]:
     return {
-        "id": prepared.id,
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": service.name,
+        **_head(service, prepared, "chat.completion"),
         "choices": [
             {
                 "index": c.index,
@@ -182,23 +179,24 @@ def _completion(service: Service, prepared: Prepared, choices: list[Choice]) -> 
             for c in choices
         ],
         "usage": usage(choices),
+    }
+
+
+def _head(service: Service, prepared: Prepared, kind: str) -> dict[str, Any]:
+    return {
+        "id": prepared.id,
+        "object": kind,
+        "created": int(time.time()),
+        "model": service.name,
         "system_fingerprint": service.plan.digest[:12],
-        "seed": choices[0].request.seed,
+        "seed": prepared.requests[0].seed,
     }
 
 
 async def _bodies(
-    service: Service, prepared: Prepared, choices: list[Choice], with_usage: bool
+    service: Service, prepared: Prepared, choices: list[Choice], with_usage: bool, dropped: asyncio.Event
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    head = {
-        "id": prepared.id,
-        "object": "chat.completion.chunk",
-        "created": int(time.time()),
-        "model": service.name,
-        "system_fingerprint": service.plan.digest[:12],
-        "seed": choices[0].request.seed,
-        **({"usage": None} if with_usage else {}),
-    }
+    head = _head(service, prepared, "chat.completion.chunk") | ({"usage": None} if with_usage else {})
 
     def body(
         choice: Choice, delta: Mapping[str, Any], reason: str | None = None, logs: Sequence[PlacedLog] = ()
@@ -209,7 +207,7 @@ async def _bodies(
 
     for choice in choices:
         yield body(choice, {"role": "assistant", "content": ""})
-    async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+    async with aclosing(pieces(service, choices, dropped)) as found:
         async for choice, chunk in found:
             delta = choice.take(chunk)
             if delta or choice.fresh:

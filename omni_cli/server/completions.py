@@ -1,8 +1,9 @@
 """POST /v1/completions: text in, text out. The prompt is one user turn of the model's chat template."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
@@ -10,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.server import sse
-from omni_cli.server.chat import Choice, collect, pieces, share_dropped, usage
+from omni_cli.server.chat import Choice, collect, pieces, usage
 from omni_cli.server.errors import bad_request
-from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.leaving import event_stream, unless_client_leaves
 from omni_cli.server.logprobs import PlacedLog, completion_logprobs
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import Preparer
@@ -42,13 +43,12 @@ async def completions(
     choices = [Choice(request=one, sound=None, index=index) for index, one in enumerate(prepared.requests)]
     head = {"id": prepared.id, "object": "text_completion", "created": int(time.time()), "model": service.name}
     if body.stream:
-        held = AsyncExitStack()
-        await unless_client_leaves(request, service.enter(prepared.requests, held))
+        dropped = asyncio.Event()
         with_usage = body.stream_options is not None and body.stream_options.include_usage
         if with_usage:
             head["usage"] = None
-        bodies = _bodies(service, head, choices, with_usage)
-        return EventStream(sse.events(bodies), sse.MEDIA_TYPE, held, share_dropped(choices))
+        bodies = _bodies(service, head, choices, with_usage, dropped)
+        return await event_stream(request, service, prepared.requests, sse.events(bodies), dropped)
     await unless_client_leaves(request, collect(service, choices))
     return JSONResponse(
         {**head, "choices": [_piece(c, c.text, c.reason, c.logs.all) for c in choices], "usage": usage(choices)}
@@ -61,9 +61,9 @@ def _piece(choice: Choice, text: str, reason: str | None, logs: Sequence[PlacedL
 
 
 async def _bodies(
-    service: Service, head: Mapping[str, Any], choices: list[Choice], with_usage: bool
+    service: Service, head: Mapping[str, Any], choices: list[Choice], with_usage: bool, dropped: asyncio.Event
 ) -> AsyncGenerator[Mapping[str, Any], None]:
-    async with aclosing(sse.merged([pieces(service, choice) for choice in choices])) as found:
+    async with aclosing(pieces(service, choices, dropped)) as found:
         async for choice, chunk in found:
             choice.take(chunk)
             if chunk.text or choice.fresh:

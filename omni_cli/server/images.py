@@ -16,10 +16,10 @@ from starlette.responses import JSONResponse, Response
 
 from omni_cli.artifacts.image import encode
 from omni_cli.plan.drawing import drawn_after, generation
-from omni_cli.runtime.request import OmniRequest, OutputChunk
+from omni_cli.runtime.request import OmniRequest
 from omni_cli.server import sse
 from omni_cli.server.errors import ApiError, bad_request
-from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.leaving import event_stream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL
 from omni_cli.server.prepare import Preparer
 from omni_cli.server.protocol import ImageEditRequest, ImageRequest
@@ -60,10 +60,9 @@ async def answer(
     preparer: Preparer = request.app.state.preparer
     prepared, idle = await preparer.images(body, traceparent, pictures)
     if body.stream:
-        held, dropped = AsyncExitStack(), asyncio.Event()
-        await unless_client_leaves(request, service.enter(prepared.requests, held))
+        dropped = asyncio.Event()
         bodies = _events(service, body, prepared.requests[0], [*idle, *_unused(body)], dropped)
-        return EventStream(sse.events(bodies, done=False), sse.MEDIA_TYPE, held, dropped)
+        return await event_stream(request, service, prepared.requests, sse.events(bodies, done=False), dropped)
     payloads = await unless_client_leaves(request, _drawn(service, prepared.requests))
     files = await asyncio.gather(
         *(
@@ -135,16 +134,16 @@ def _notes(payload: Payload) -> list[str]:
 
 async def _drawn(service: Service, requests: tuple[OmniRequest, ...]) -> list[Payload]:
     """All pictures of a call, in order. Raises what the engine raises."""
-    found: dict[str, Payload] = {}
+    found: dict[int, Payload] = {}
     async with AsyncExitStack() as held:
         await service.enter(requests, held)
-        async with aclosing(sse.merged([_pieces(service, one) for one in requests])) as pieces:
-            async for request_id, chunk in pieces:
+        async with aclosing(sse.merged([service.chunks(one) for one in requests])) as pieces:
+            async for at, chunk in pieces:
                 if chunk.payload is not None:
-                    found[request_id] = chunk.payload
+                    found[at] = chunk.payload
     if len(found) < len(requests):
         raise ApiError(500, f"{len(requests) - len(found)} pictures ended without a pixel", "internal_error")
-    return [found[one.request_id] for one in requests]
+    return [found[at] for at in range(len(requests))]
 
 
 async def _events(
@@ -174,12 +173,6 @@ async def _events(
             else:
                 yield {"type": f"{kind}.partial_image", **told, "partial_image_index": shown}
                 shown += 1
-
-
-async def _pieces(service: Service, request: OmniRequest) -> AsyncGenerator[tuple[str, OutputChunk], None]:
-    async with aclosing(service.chunks(request)) as chunks:
-        async for chunk in chunks:
-            yield request.request_id, chunk
 
 
 def _file(service: Service, body: ImageRequest, request: OmniRequest, payload: Payload) -> str:

@@ -1,13 +1,17 @@
 """A client that leaves ends its request: end-of-file from the client counts as leaving, whatever it wanted to read."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+
+from omni_cli.runtime.request import OmniRequest
+from omni_cli.server import sse
+from omni_cli.server.service import Service
 
 T = TypeVar("T")
 
@@ -54,16 +58,23 @@ class EventStream(StreamingResponse):
         self._dropped = dropped
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sending = asyncio.ensure_future(self.stream_response(send))
-        leaving = asyncio.ensure_future(_left(receive))
-        dropping = asyncio.ensure_future(self._dropped.wait())
         try:
-            await asyncio.wait((sending, leaving, dropping), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and not sending.cancelled():
-                sending.result()
+            with suppress(ClientLeft):
+                await unless(self._dropped.wait(), unless(_left(receive), self.stream_response(send)))
         finally:
-            for task in (sending, leaving, dropping):
-                task.cancel()
-            await asyncio.gather(sending, leaving, dropping, return_exceptions=True)
             await self._body.aclose()
             await self._held.aclose()
+
+
+async def event_stream(
+    request: Request,
+    service: Service,
+    requests: Sequence[OmniRequest],
+    body: AsyncGenerator[bytes, None],
+    dropped: asyncio.Event,
+    media_type: str = sse.MEDIA_TYPE,
+) -> EventStream:
+    """What comes of the requests, once they are let in."""
+    held = AsyncExitStack()
+    await unless_client_leaves(request, service.enter(requests, held))
+    return EventStream(body, media_type, held, dropped)

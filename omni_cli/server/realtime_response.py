@@ -63,11 +63,10 @@ class RealtimeResponse:
         service = self.session.service
         prepared = await self.session.preparer.chat(await self._request())
         choice = self._choice = make_choice(service, prepared.requests[0], "pcm", 0)
-        choice.dropped = self.session.dropped
         async with AsyncExitStack() as held:
             await service.enter(prepared.requests, held)
             await self._begin()
-            async with aclosing(pieces(service, choice)) as found:
+            async with aclosing(pieces(service, [choice], self.session.dropped)) as found:
                 async for _, chunk in found:
                     await self._say(choice.take(chunk))
         choice.end()

@@ -1,7 +1,8 @@
 """POST /v1/audio/speech and GET /v1/audio/voices: a text, spoken. The model is asked to answer with just that text."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, aclosing
+from contextlib import aclosing
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -10,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from omni_cli.server import sse
-from omni_cli.server.chat import Choice, collect, make_choice, pieces, share_dropped, usage
+from omni_cli.server.chat import Choice, collect, make_choice, pieces, usage
 from omni_cli.server.errors import ApiError
-from omni_cli.server.leaving import EventStream, unless_client_leaves
+from omni_cli.server.leaving import event_stream, unless_client_leaves
 from omni_cli.server.openapi import OF_A_CALL, content
 from omni_cli.server.prepare import DEFAULT_VOICE, Preparer
 from omni_cli.server.protocol import AudioOptions, ChatRequest, Message, Number, Said, Sampled
@@ -61,12 +62,10 @@ async def speech(body: SpeechRequest, request: Request, service: TheService, tra
     prepared = await preparer.chat(_as_chat(body), traceparent)
     choice = make_choice(service, prepared.requests[0], form, 0)
     if streamed:
-        held = AsyncExitStack()
-        await unless_client_leaves(request, service.enter(prepared.requests, held))
-        dropped = share_dropped([choice])
-        if events:
-            return EventStream(sse.events(_events(service, choice), done=False), sse.MEDIA_TYPE, held, dropped)
-        return EventStream(_bytes(service, choice), MEDIA_TYPES[form], held, dropped)
+        dropped = asyncio.Event()
+        told = sse.events(_events(service, choice, dropped), done=False) if events else _bytes(service, choice, dropped)
+        media_type = sse.MEDIA_TYPE if events else MEDIA_TYPES[form]
+        return await event_stream(request, service, prepared.requests, told, dropped, media_type)
     await unless_client_leaves(request, collect(service, [choice]))
     data, media_type = sound_of(choice).file()
     return Response(data, media_type=media_type)
@@ -87,19 +86,19 @@ def sound_of(choice: Choice) -> Sound:
     return choice.sound
 
 
-async def _bytes(service: Service, choice: Choice) -> AsyncGenerator[bytes, None]:
+async def _bytes(service: Service, choice: Choice, dropped: asyncio.Event) -> AsyncGenerator[bytes, None]:
     """The body as it comes. A failure breaks the transfer off: bytes of sound have no other word for it."""
     sound = sound_of(choice)
-    async with aclosing(pieces(service, choice)) as found:
+    async with aclosing(pieces(service, [choice], dropped)) as found:
         async for _, chunk in found:
             if data := sound.push(chunk):
                 yield data
     sound.require()
 
 
-async def _events(service: Service, choice: Choice) -> AsyncGenerator[Mapping[str, Any], None]:
+async def _events(service: Service, choice: Choice, dropped: asyncio.Event) -> AsyncGenerator[Mapping[str, Any], None]:
     sound = sound_of(choice)
-    async with aclosing(pieces(service, choice)) as found:
+    async with aclosing(pieces(service, [choice], dropped)) as found:
         async for _, chunk in found:
             choice.audio_tokens += chunk.units
             if data := sound.push(chunk):

@@ -37,21 +37,21 @@ async def events(bodies: AsyncGenerator[Mapping[str, Any], None], *, done: bool 
         yield DONE
 
 
-async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
-    """Items of all sources as they come. The first failure ends them all."""
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Items of all sources as they come, each with the place of its source. The first failure ends them all."""
     queue: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
     over = object()
 
-    async def pump(source: AsyncGenerator[Any, None]) -> None:
+    async def pump(at: int, source: AsyncGenerator[Any, None]) -> None:
         try:
             async with aclosing(source):
                 async for item in source:
-                    await queue.put(item)
+                    await queue.put((at, item))
             await queue.put(over)
         except Exception as error:
             await queue.put(error)
 
-    pumps = [asyncio.ensure_future(pump(source)) for source in sources]
+    pumps = [asyncio.ensure_future(pump(at, source)) for at, source in enumerate(sources)]
     try:
         left = len(pumps)
         while left:
