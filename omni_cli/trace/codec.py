@@ -10,10 +10,10 @@ import json
 import operator
 import re
 import types
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from json.encoder import encode_basestring_ascii
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from pydantic_core import from_json
 
@@ -58,22 +58,13 @@ def decode(line: bytes | str) -> TraceEvent:
         data = _slowly(line)
     if not isinstance(data, dict):
         raise CodecError(f"not a JSON object but {type(data).__name__}")
-    try:
-        return _TAKERS[data["kind"]](data)
-    except (KeyError, TypeError, CodecError):
-        return _decode_line(data)  # takes three times as long, and says what is wrong
-
-
-def _decode_line(data: dict[str, Any]) -> TraceEvent:
-    kind, source, ordinal = (data.pop(key, None) for key in _HEADER)
-    cls = _CLASSES.get(kind) if isinstance(kind, str) else None
-    if cls is None:
+    kind = data.get("kind")
+    take = _TAKERS.get(kind) if isinstance(kind, str) else None
+    if take is None:
         raise CodecError(f"kind: no event is called {kind!r}")
-    if cls is RunStarted and data.get("schema") != SCHEMA:
+    if kind == _FIRST and data.get("schema") != SCHEMA:
         raise CodecError(f"schema: written in version {data.get('schema')!r}, this omni reads version {SCHEMA}")
-    if not isinstance(source, str):
-        raise _fail("src", "str", source)
-    return TraceEvent(source=source, ordinal=_decode_int("n", ordinal), event=_decoder(cls)("", data))
+    return take(data)
 
 
 def _slowly(line: bytes | str) -> Any:
@@ -92,8 +83,9 @@ def _keys(cls: type) -> list[tuple[str, str, Any]]:
     return [(name, _RENAMED.get(name, name), hints[name]) for name in written]
 
 
-def _is_time(field: str) -> bool:
-    return field.endswith("_ns")
+def _without_none(hint: Any) -> Any:
+    rest = tuple(arg for arg in get_args(hint) if arg is not types.NoneType)
+    return functools.reduce(operator.or_, rest)
 
 
 # Encoding. A run of 10,000 events a second leaves some microseconds for each, in a thread that shares a core with the
@@ -172,181 +164,110 @@ def _line_encoder(cls: type[Event]) -> Callable[[str, int, Event], str]:
     return encoder
 
 
-# Decoding.
+_ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _line_encoder(cls) for cls in EVENT_CLASSES}
 
-_Decoder = Callable[[str, Any], Any]  # (where, for the message; JSON value) -> value
+# Decoding. One compiled function for each class at each place where its objects stand in a line: what it refuses has a
+# name.
 
-
-def _without_none(hint: Any) -> Any:
-    rest = tuple(arg for arg in get_args(hint) if arg is not types.NoneType)
-    return functools.reduce(operator.or_, rest)
+_INT, _TIME = "int", "a time from 0 on"
 
 
-def _fail(where: str, expected: str, value: Any) -> CodecError:
-    return CodecError(f"{where or 'event'}: expected {expected}, got {json.dumps(value)[:60]}")
+def _refuse(where: str, expected: str, value: Any) -> NoReturn:
+    if expected == _TIME and not (type(value) is int and -_END <= value < _END):
+        expected = _INT
+    if expected == _INT and type(value) is int:
+        expected = "int of 64 bits"
+    raise CodecError(f"{where or 'event'}: expected {expected}, got {json.dumps(value)[:60]}")
 
 
-@functools.cache
-def _decoder(hint: Hashable) -> _Decoder:
+def _refuse_keys(where: str, cls: type, value: Any) -> NoReturn:
+    if type(value) is not dict:
+        _refuse(where, cls.__name__, value)
+    expected = {key for _, key, _ in _keys(cls)} | ({*_HEADER} if cls in KINDS else set())
+    odd = [f"{key} is missing" for key in sorted(expected - value.keys())]
+    odd += [f"{key} is not known" for key in sorted(value.keys() - expected)]
+    raise CodecError(f"{where or 'event'}: {', '.join(odd)}")
+
+
+def _take_float(where: str, value: Any) -> float:
+    if type(value) is float:
+        return value
+    if type(value) is int and -_END <= value < _END:
+        return float(value)
+    if isinstance(value, dict) and value.keys() == {"float"} and value["float"] in ("inf", "-inf", "nan"):
+        return float(value["float"])
+    _refuse(where, "float", value)
+
+
+def _take_scalar(where: str, value: Any) -> bool | int | float | str:
+    return value if isinstance(value, (bool, int, str)) else _take_float(where, value)
+
+
+_TAKER_NAMES: dict[str, Any] = {
+    "new": object.__new__,
+    "refuse": _refuse,
+    "refuse_keys": _refuse_keys,
+    "take_float": _take_float,
+    "take_scalar": _take_scalar,
+}
+
+
+def _taken(hint: Any, value: str, where: str, *, time: bool = False) -> str:
+    """Python source of an expression for what the JSON value `value`, itself source, means as `hint`."""
     origin, args = get_origin(hint), get_args(hint)
+
+    def if_(condition: str, taken: str, expected: str) -> str:
+        return f"({taken} if {condition} else refuse({where!r}, {expected!r}, {value}))"
+
     if hint is int:
-        return _decode_int
+        least = 0 if time else -_END
+        return if_(f"{value}.__class__ is int and {least} <= {value} < {_END}", value, _TIME if time else _INT)
     if hint in (str, bool):
-        return _decode_exact(hint)
+        return if_(f"{value}.__class__ is {hint.__name__}", value, hint.__name__)
     if hint is float:
-        return _decode_float
+        return f"take_float({where!r}, {value})"
     if origin is Literal:
-        return _decode_literal(args)
+        return if_(f"{value} in {args!r}", value, f"one of {', '.join(args)}")
     if is_dataclass(hint):
-        return _decode_dataclass(hint)
+        return f"{_compile_taker(hint, where)}({value})"
+    if origin is tuple and args[-1] is Ellipsis:
+        item = _taken(args[0], "x", where)
+        return if_(f"{value}.__class__ is list", f"tuple([{item} for x in {value}])", "list")
     if origin is tuple:
-        return _decode_list(args[0]) if args[-1] is Ellipsis else _decode_tuple(args)
+        items = "".join(_taken(arg, f"{value}[{at}]", where) + ", " for at, arg in enumerate(args))
+        return if_(f"{value}.__class__ is list and len({value}) == {len(args)}", f"({items})", f"list of {len(args)}")
     if types.NoneType in args:
-        inner = _decoder(_without_none(hint))
-        return lambda where, value: None if value is None else inner(where, value)
+        return f"(None if {value} is None else {_taken(_without_none(hint), value, where)})"
     if set(args) == {bool, int, float, str}:
-        return _decode_scalar
+        return f"take_scalar({where!r}, {value})"
     raise TypeError(f"no JSON form for {hint}")
 
 
-def _decode_exact(cls: type) -> _Decoder:
-    def decode_exact(where: str, value: Any) -> Any:
-        if type(value) is not cls:
-            raise _fail(where, cls.__name__, value)
-        return value
-
-    return decode_exact
-
-
-def _decode_int(where: str, value: Any) -> int:
-    if type(value) is not int or not -_END <= value < _END:
-        raise _fail(where, "int of 64 bits" if type(value) is int else "int", value)
-    return value
-
-
-def _decode_time(where: str, value: Any) -> int:
-    if _decode_int(where, value) < 0:
-        raise _fail(where, "a time from 0 on", value)
-    return int(value)
-
-
-def _decode_float(where: str, value: Any) -> float:
-    if type(value) is float:
-        return value
-    if type(value) is int:
-        return float(_decode_int(where, value))
-    if isinstance(value, dict) and value.keys() == {"float"} and value["float"] in ("inf", "-inf", "nan"):
-        return float(value["float"])
-    raise _fail(where, "float", value)
-
-
-def _decode_scalar(where: str, value: Any) -> bool | int | float | str:
-    return value if isinstance(value, (bool, int, str)) else _decode_float(where, value)
-
-
-def _decode_literal(choices: tuple[str, ...]) -> _Decoder:
-    def decode_literal(where: str, value: Any) -> str:
-        if not isinstance(value, str) or value not in choices:
-            raise _fail(where, f"one of {', '.join(choices)}", value)
-        return value
-
-    return decode_literal
-
-
-def _decode_list(hint: Any) -> _Decoder:
-    item = _decoder(hint)
-
-    def decode_list(where: str, value: Any) -> tuple[Any, ...]:
-        if type(value) is not list:
-            raise _fail(where, "list", value)
-        return tuple([item(where, x) for x in value])
-
-    return decode_list
-
-
-def _decode_tuple(hints: tuple[Any, ...]) -> _Decoder:
-    items = [_decoder(hint) for hint in hints]
-
-    def decode_tuple(where: str, value: Any) -> tuple[Any, ...]:
-        if type(value) is not list or len(value) != len(items):
-            raise _fail(where, f"list of {len(items)}", value)
-        return tuple([item(where, x) for item, x in zip(items, value, strict=True)])
-
-    return decode_tuple
-
-
-def _decode_dataclass(cls: Any) -> _Decoder:
-    plan = [(field, key, _decode_time if _is_time(field) else _decoder(hint)) for field, key, hint in _keys(cls)]
-    expected = {key for _, key, _ in plan}
-
-    def decode_dataclass(where: str, value: Any) -> Any:
-        if type(value) is not dict:
-            raise _fail(where, cls.__name__, value)
-        if value.keys() != expected:
-            odd = [f"{key} is missing" for key in sorted(expected - value.keys())]
-            odd += [f"{key} is not known" for key in sorted(value.keys() - expected)]
-            raise CodecError(f"{where or 'event'}: {', '.join(odd)}")
-        prefix = where + "." if where else ""
-        return cls(**{field: item(prefix + key, value[key]) for field, key, item in plan})
-
-    return decode_dataclass
-
-
-# What `encode` has written is taken apart by one compiled function a class, which accepts just that: KeyError,
-# TypeError or CodecError is for anything else.
-
-
-def _refuse() -> Any:
-    raise CodecError("not as it is written")
-
-
-_TAKER_NAMES: dict[str, Any] = {"new": object.__new__, "refuse": _refuse}
-
-
-def _taken(hint: Any, value: str, least: int = -_END) -> str:
-    """Python source of an expression for what the JSON value `value`, itself source, means as `hint`."""
-    origin, args = get_origin(hint), get_args(hint)
-    if hint is int:
-        return f"({value} if {value}.__class__ is int and {least} <= {value} < {_END} else refuse())"
-    if hint in (str, bool):
-        return f"({value} if {value}.__class__ is {hint.__name__} else refuse())"
-    if is_dataclass(hint):
-        return f"{_compile_taker(hint)}({value})"
-    if origin is tuple and args[-1] is Ellipsis:
-        item = _taken(args[0], "x")
-        return f"(tuple([{item} for x in {value}]) if {value}.__class__ is list else refuse())"
-    if types.NoneType in args:
-        return f"(None if {value} is None else {_taken(_without_none(hint), value)})"
-    name = f"decode_{len(_TAKER_NAMES)}"
-    if origin is Literal:
-        _TAKER_NAMES[name] = args
-        return f"({value} if {value} in {name} else refuse())"
-    _TAKER_NAMES[name] = _decoder(hint)
-    return f"{name}('', {value})"
-
-
-def _compile_taker(cls: Any) -> str:
+def _compile_taker(cls: Any, where: str = "") -> str:
     """As `_compile`, the other way. An event is taken together with what its line says beside it.
 
     Slots are filled one by one before the object becomes a `cls`, which is frozen: its constructor takes twice as long.
     """
-    name = f"take_{cls.__name__}"
+    name = f"take_{cls.__name__}_{where.replace('.', '_')}"
     if name not in _TAKER_NAMES:
         keys, line = _keys(cls), cls in KINDS
         _TAKER_NAMES.update({f"{name}_class": cls, f"{name}_open": _open(cls)})
-        lines = [f"def {name}(data):", f" if len(data) != {len(keys) + line * len(_HEADER)}: refuse()"]
-        lines += [f" made = new({name}_open)"]
+        refuse_keys = f"refuse_keys({where!r}, {name}_class, data)"
+        lines = [f"def {name}(data):", " try:"]
+        lines += [f"  if len(data) != {len(keys) + line * len(_HEADER)}: {refuse_keys}"]
+        lines += [f"  made = new({name}_open)"]
         for field, key, hint in keys:
-            taken = _taken(hint, "value", 0 if _is_time(field) else -_END)
-            lines += [f" value = data[{key!r}]; made.{field} = {taken}"]
-        lines += [f" made.{f.name} = None" for f in fields(cls) if (cls, f.name) in _UNWRITTEN]
-        lines += [f" made.__class__ = {name}_class"]
+            taken = _taken(hint, "value", f"{where}.{key}" if where else key, time=field.endswith("_ns"))
+            lines += [f"  value = data[{key!r}]; made.{field} = {taken}"]
+        lines += [f"  made.{f.name} = None" for f in fields(cls) if (cls, f.name) in _UNWRITTEN]
+        lines += [f"  made.__class__ = {name}_class"]
         if line:
-            lines += [" line = new(line_open); line.event = made"]
-            lines += [f" value = data['src']; line.source = {_taken(str, 'value')}"]
-            lines += [f" value = data['n']; line.ordinal = {_taken(int, 'value')}"]
-            lines += [" line.__class__ = line_class; made = line"]
-        exec("\n".join([*lines, " return made"]), _TAKER_NAMES)
+            lines += ["  line = new(line_open); line.event = made"]
+            lines += [f"  value = data['src']; line.source = {_taken(str, 'value', 'src')}"]
+            lines += [f"  value = data['n']; line.ordinal = {_taken(int, 'value', 'n')}"]
+            lines += ["  line.__class__ = line_class; made = line"]
+        lines += ["  return made", f" except (KeyError, TypeError): {refuse_keys}"]
+        exec("\n".join(lines), _TAKER_NAMES)
     return name
 
 
@@ -357,9 +278,6 @@ def _open(cls: Any) -> type:
 
 _TAKER_NAMES |= {"line_class": TraceEvent, "line_open": _open(TraceEvent)}
 _TAKERS: dict[str, Callable[[Any], TraceEvent]] = {
-    kind: _TAKER_NAMES[_compile_taker(cls)]
-    for cls, kind in KINDS.items()
-    if cls is not RunStarted  # for its `schema`
+    kind: _TAKER_NAMES[_compile_taker(cls)] for cls, kind in KINDS.items()
 }
-_ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _line_encoder(cls) for cls in EVENT_CLASSES}
-_CLASSES: dict[str, Any] = {kind: cls for cls, kind in KINDS.items()}
+_FIRST = KINDS[RunStarted]
