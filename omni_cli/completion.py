@@ -59,14 +59,12 @@ def _options(words: Sequence[str]) -> Iterator[str]:
 
 
 def _recipe_names() -> list[str]:
-    from omni_cli.config.folders import config_folders
     from omni_cli.config.library import RECIPE, Library
 
-    return sorted(Library.of(config_folders()).choices(RECIPE))
+    return sorted(Library.of().choices(RECIPE))
 
 
 def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
-    from omni_cli.config.folders import config_folders
     from omni_cli.config.library import GROUPS, RECIPE, Library
 
     key, equals, value = current.partition("=")
@@ -74,7 +72,7 @@ def _overrides(words: Sequence[str], current: str) -> Iterable[str]:
     if equals and bare == RECIPE and value.startswith((".", "/", "~")):
         return (f"{key}={path}" for path in _yaml_files(value))
     if equals and bare in (RECIPE, *GROUPS):
-        return [f"{key}={name}" for name in sorted(Library.of(config_folders()).choices(bare))]
+        return [f"{key}={name}" for name in sorted(Library.of().choices(bare))]
     tree = _keys(words)
     if equals:
         return [f"{key}={value}" for value in _values(tree.kind(bare))]

@@ -39,9 +39,9 @@ def fitting(widths: Sequence[int], rows: Sequence[Sequence[str]], most: int) -> 
     return found
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """Columns without lines, so that the output can be read by `awk` as well. Long cells are folded on a terminal."""
-    made = Table(*header, title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    made = Table(*header, box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
     for column in made.columns:
         column.overflow = "fold"
     for row in rows:

@@ -35,11 +35,11 @@ class ArtifactWriter:
         self._results = ResultsLog(run.results)  # first: its lock says that nobody else writes here
         remove_temporaries(run.path)
 
-    def text(self, request_id: str, text: str, *, output: str = "text") -> ArtifactRecord:
+    def text(self, request_id: str, text: str) -> ArtifactRecord:
         """Writes `text.txt` in UTF-8; an empty answer is an empty file."""
-        path = self._path(request_id, output, "txt")
+        path = self._path(request_id, "text", "txt")
         data = write_text(path, text)
-        return self._record(path, output, data, media_type="text/plain; charset=utf-8")
+        return self._record(path, "text", data, media_type="text/plain; charset=utf-8")
 
     def audio(
         self,

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from omni_cli.config.files import read_yaml, shown
-from omni_cli.config.folders import config_folders
 from omni_cli.config.library import RECIPE, Library
 from omni_cli.config.load import load_config
 from omni_cli.config.recipes import is_file
@@ -22,21 +21,17 @@ app = typer.Typer(no_args_is_help=True, help="List, show, copy and validate reci
 Name = Annotated[str, typer.Argument(metavar="NAME", help="A recipe's name, or a file.", show_default=False)]
 
 
-def _library() -> Library:
-    return Library.of(config_folders())
-
-
 @app.command("ls")
 def ls() -> None:
     """List the recipes, with what each is."""
-    choices = _library().choices(RECIPE)
+    choices = Library.of().choices(RECIPE)
     stdout().print(table(("recipe", "what", "file"), ((n, _what(p), shown(p)) for n, p in sorted(choices.items()))))
 
 
 @app.command("show")
 def show(name: Name) -> None:
     """Print a recipe as it is written."""
-    print(_path(name, _library()).read_text(encoding="utf-8"), end="")
+    print(_path(name, Library.of()).read_text(encoding="utf-8"), end="")
 
 
 @app.command("cp")
@@ -46,7 +41,7 @@ def cp(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Copy a recipe, to change it and run it with recipe=FILE."""
-    source = _path(name, _library())
+    source = _path(name, Library.of())
     destination = target / source.name if os.path.isdir(target) else target
     if destination.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"{shown(destination)}: a recipe's file ends in .yaml")
@@ -71,7 +66,7 @@ def validate(
     """Compose, check and plan recipes; exit 2 if one would be refused."""
     inventory = visible_devices() if gpus is None else Inventory.imagined(gpus)
     refused = []
-    for name in names or sorted(_library().choices(RECIPE)):
+    for name in names or sorted(Library.of().choices(RECIPE)):
         try:
             planned = build_plan(load_config((), recipe=name), inventory)
         except OmniError as error:

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from hydra import compose as hydra_compose
@@ -99,19 +98,17 @@ class Sources:
         return {str(key): _container(config[key]) for key in config if key != "hydra"}
 
 
-def compose(
-    words: Sequence[str], recipe: str | None = None, config_dirs: Sequence[Path] = (), library: Library | None = None
-) -> Composition:
+def compose(words: Sequence[str], recipe: str | None = None, library: Library | None = None) -> Composition:
     """Composes the overrides `words` over the recipe and the groups.
 
-    `recipe` is a name or a file, as in `recipe=...`. `config_dirs` are the user's own folders, nearest first. Raises
-    ConfigError with every problem that can be seen at this stage.
+    `recipe` is a name or a file, as in `recipe=...`. Raises ConfigError with every problem that can be seen at this
+    stage.
     """
     given = [*words, *([f"{RECIPE}={recipe}"] if recipe is not None else [])]
     overrides, problems = classify(given, takes_text)
     if problems:
         raise ConfigError(report(problems, "the command line"))
-    library = library or Library.of(config_dirs)
+    library = library or Library.of()
     chosen = {item.key: item for item in overrides if item.kind == "choice"}
     name = str(chosen[RECIPE].value) if RECIPE in chosen else None
     for group in set(chosen) - {RECIPE}:

@@ -16,6 +16,7 @@ from omni_cli.errors import ConfigError
 
 GROUPS = ("pipeline", "deploy", "request", "serve", "trace")
 RECIPE = "recipe"
+VARIABLE = "OMNI_CONFIG_DIR"
 
 
 def bundled(name: str) -> Path:
@@ -35,12 +36,17 @@ class Library:
     recipes: tuple[Path, ...]
 
     @classmethod
-    def of(cls, config_dirs: Sequence[Path] = ()) -> "Library":
-        for folder in config_dirs:
+    def of(cls, folders: Sequence[Path] | None = None) -> "Library":
+        """`folders` are the user's own, nearest first; None takes those that OMNI_CONFIG_DIR lists, split as PATH is.
+        Raises ConfigError for one that does not exist."""
+        if folders is None:
+            listed = [Path(part).expanduser() for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
+            folders = [Path(os.path.abspath(folder)) for folder in listed]
+        for folder in folders:
             if not os.path.isdir(folder):
                 raise ConfigError(f"configuration folder {shown(folder)} does not exist")
-        own = [folder / "recipes" for folder in config_dirs] + list(config_dirs)
-        return cls(conf=(*config_dirs, bundled("conf")), recipes=(*own, bundled("recipes")))
+        own = [folder / "recipes" for folder in folders] + list(folders)
+        return cls(conf=(*folders, bundled("conf")), recipes=(*own, bundled("recipes")))
 
     @property
     def primary(self) -> Path:

@@ -6,16 +6,14 @@ Must not ask whether the values fit together or the machine: that is the planner
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from omni_cli.config.files import KeyPath
-from omni_cli.config.folders import config_folders
 from omni_cli.config.keys import KeyTree
-from omni_cli.config.library import RECIPE, Library
+from omni_cli.config.library import RECIPE
 from omni_cli.config.nearest import nearest
 from omni_cli.config.report import Problem, located, report, worded
 from omni_cli.config.schema import OmniConfig
@@ -49,20 +47,12 @@ class LoadedConfig:
 
 
 def load_config(
-    words: Sequence[str],
-    *,
-    recipe: str | None = None,
-    config_dirs: Sequence[Path] | None = None,
-    contracts: Contracts = registry.contract,
-    library: Library | None = None,
+    words: Sequence[str], *, recipe: str | None = None, contracts: Contracts = registry.contract
 ) -> LoadedConfig:
-    """Raises ConfigError that lists every problem with its key, its place and the nearest valid key.
-
-    `config_dirs` are the user's own folders; None takes those of the environment.
-    """
+    """Raises ConfigError that lists every problem with its key, its place and the nearest valid key."""
     from omni_cli.config.compose import compose  # brings Hydra, which no `--help` shall wait for
 
-    composition = compose(words, recipe, config_folders() if config_dirs is None else config_dirs, library)
+    composition = compose(words, recipe)
     values = dict(composition.values)
     family = _family(composition, contracts)
     node = registry.options_node(family.name)

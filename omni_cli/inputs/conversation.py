@@ -88,10 +88,9 @@ def from_prompt(
     images: Sequence[str] = (),
     audios: Sequence[str] = (),
     videos: Sequence[str] = (),
-    limits: InputLimits | None = None,
 ) -> Conversation:
     """One user turn: the media in the order image, audio, video, then the text. Raises InputError."""
-    builder = ConversationBuilder(limits or InputLimits())
+    builder = ConversationBuilder(InputLimits())
     parts = [
         builder.part(kind, path, None)
         for kind, paths in (("image", images), ("audio", audios), ("video", videos))
@@ -102,13 +101,13 @@ def from_prompt(
     return builder.finish((ChatMessage(role="user", parts=tuple(parts)),), "prompt")
 
 
-def from_messages(messages: object, *, limits: InputLimits | None = None) -> Conversation:
+def from_messages(messages: object) -> Conversation:
     """Several turns: a list of {"role", "content"}, content a string or a list of {"type", <type>} parts.
 
     A part is {"type": "text", "text": ...} or {"type": "image" | "audio" | "video", <type>: path or data URL}. Raises
     InputError naming the index of what is wrong.
     """
-    builder = ConversationBuilder(limits or InputLimits())
+    builder = ConversationBuilder(InputLimits())
     if not isinstance(messages, list) or not messages:
         raise InputError("messages: must be a non-empty list of turns", param="messages")
     return builder.finish([_turn(builder, m, f"messages[{i}]") for i, m in enumerate(messages)], "messages")

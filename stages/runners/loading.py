@@ -102,10 +102,10 @@ def load_weights(module: nn.Module, folder: Path, *, prefix: str, route: Route, 
     return weight_bytes(module)
 
 
-def fill_random(module: nn.Module, *, seed: int, std: float = 0.02, name_as: Callable[[str], str] = str) -> int:
+def fill_random(module: nn.Module, *, seed: int, name_as: Callable[[str], str] = str) -> int:
     """Fills every parameter and persistent buffer in place; returns the bytes.
 
-    Matrices are normal with deviation `std`, vectors called `bias` 0, other vectors 1. A tensor's values depend on
+    Matrices are normal with deviation 0.02, vectors called `bias` 0, other vectors 1. A tensor's values depend on
     `seed` and its name alone, as `name_as` has it, so they are the same whichever stage holds it.
     """
     with torch.no_grad():
@@ -113,7 +113,7 @@ def fill_random(module: nn.Module, *, seed: int, std: float = 0.02, name_as: Cal
             if tensor.ndim > 1:
                 key = hashlib.blake2b(f"{seed}:{name_as(name)}".encode(), digest_size=7).digest()
                 generator = torch.Generator(tensor.device).manual_seed(int.from_bytes(key))
-                tensor.normal_(0.0, std, generator=generator)
+                tensor.normal_(0.0, 0.02, generator=generator)
             else:
                 tensor.fill_(0.0 if name.endswith("bias") else 1.0)
     return weight_bytes(module)

@@ -29,7 +29,7 @@ Moment = Callable[[str, Event, int], bool]  # (source, event, uid of the request
 
 
 def plan_of(*words: str) -> ExecutionPlan:
-    return build_plan(load_config(words, config_dirs=()), Inventory())
+    return build_plan(load_config(words), Inventory())
 
 
 @dataclass

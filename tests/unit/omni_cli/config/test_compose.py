@@ -1,6 +1,7 @@
 import pytest
 
 from omni_cli.config.compose import compose
+from omni_cli.config.library import Library
 from omni_cli.errors import ConfigError
 from tests.unit.omni_cli.config.trees import library, write
 
@@ -107,9 +108,9 @@ def test_the_users_files_come_before_bundled_ones(tmp_path):
             "deploy/mine.yaml": "drain_timeout_s: 4.0\n",
         },
     )
-    found = compose(["recipe=synthetic"], config_dirs=[own])
+    found = compose(["recipe=synthetic"], library=Library.of([own]))
     assert (found.values["request"]["seed"], found.values["deploy"]["drain_timeout_s"]) == (1, 4.0)
-    assert compose(["recipe=deep/b"], config_dirs=[own]).values["request"]["seed"] == 2
+    assert compose(["recipe=deep/b"], library=Library.of([own])).values["request"]["seed"] == 2
 
 
 def test_a_package_header_places_a_group_file(tmp_path):
@@ -196,4 +197,5 @@ def test_a_missing_file_shows_the_absolute_path(tmp_path, monkeypatch):
 
 
 def test_a_missing_configuration_folder(tmp_path):
-    assert "does not exist" in refusal([], config_dirs=[tmp_path / "gone"])
+    with pytest.raises(ConfigError, match="does not exist"):
+        Library.of([tmp_path / "gone"])
