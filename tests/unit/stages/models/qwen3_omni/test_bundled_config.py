@@ -8,6 +8,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from stages.models import qwen3_omni
 from stages.models.qwen3_omni.contract import check_model
 from stages.models.qwen3_omni.modules import read_config
+from stages.models.qwen3_omni.sizes import stage_memory
 
 FOLDER = Path(qwen3_omni.__file__).parent / "configs" / "30b_a3b"
 
@@ -29,6 +30,10 @@ def test_parameters_of_each_stage() -> None:
             name: sum(parameter.numel() for parameter in kind._from_config(settings).parameters())
             for name, (kind, settings) in stages.items()
         }
+    talker = config.talker_config.text_config
+    table = {"talker": config.thinker_config.text_config.vocab_size * talker.hidden_size}
+    for name, count in counts.items():
+        assert stage_memory(str(FOLDER), name, "bfloat16").weight_bytes == 2 * (count + table.get(name, 0))
     assert {name: round(count / 1e9, 2) for name, count in counts.items()} == {
         "thinker": 31.72,
         "talker": 3.32,
