@@ -12,7 +12,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from omni_cli.launch.environment import starting
-from stages.config import RingSpec, StageSpec
+from stages.config import StageSpec
 from stages.events import StepReport
 from stages.messages import Beat, LogLine, ProcessFailed, Turn
 from stages.wire import decode, encode
@@ -31,8 +31,11 @@ class StageProcess:
 
     def __init__(self, spec: StageSpec, process: SpawnProcess, reader: Connection, writer: Connection) -> None:
         self.spec = spec
+        self.stage, self.process, self.generation = spec.stage, spec.process, spec.generation
+        self.written = {edge.consumer: ring for edge in spec.consumers for ring in edge.rings}
         self._process = process
-        self._reader = reader
+        self.reader = reader  # readable when `receive` will not block: for waiting on several processes at once
+        self.sentinel = process.sentinel
         self._writer = writer
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
@@ -78,36 +81,11 @@ class StageProcess:
         return cls(spec, process, our_reader, our_writer)
 
     @property
-    def stage(self) -> str:
-        return self.spec.stage
-
-    @property
-    def process(self) -> str:
-        return self.spec.process
-
-    @property
-    def generation(self) -> int:
-        return self.spec.generation
-
-    @property
-    def written(self) -> Mapping[str, RingSpec]:
-        return {edge.consumer: ring for edge in self.spec.consumers for ring in edge.rings}
-
-    @property
     def pid(self) -> int:
         pid = self._process.pid
         if pid is None:
             raise RuntimeError(f"{self.process} has no pid before it is started")
         return pid
-
-    @property
-    def reader(self) -> Connection:
-        """Readable when `receive` will not block. For waiting on several processes at once."""
-        return self._reader
-
-    @property
-    def sentinel(self) -> int:
-        return self._process.sentinel
 
     def send(self, turn: Turn) -> None:
         data = encode(turn)
@@ -121,10 +99,10 @@ class StageProcess:
             if self._closed:
                 raise EOFError(f"{self.process} is stopped")
             ready = {number for number, _ in self._poll.poll()}
-            if self._reader.fileno() not in ready and not self._reader.poll():
+            if self.reader.fileno() not in ready and not self.reader.poll():
                 # Only the sentinel: dead, all read, and some descendant still holds the pipe open.
                 raise EOFError(f"{self.process} has died")
-            message: StepReport | LogLine | Beat | ProcessFailed = decode(self._reader.recv_bytes())
+            message: StepReport | LogLine | Beat | ProcessFailed = decode(self.reader.recv_bytes())
             if isinstance(message, ProcessFailed):
                 self.failure = message
             elif isinstance(message, Beat):
@@ -199,7 +177,7 @@ class StageProcess:
             if not self._closed:
                 self._closed = True
                 self._writer.close()
-                self._reader.close()
+                self.reader.close()
                 self._process.close()
         finally:
             self._receiving.release()

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omni_cli.errors import LaunchError, RunEnding
-from omni_cli.runtime.processes import MediaPort, OutputPort
 from stages.config import EdgeSpec, RingSpec, StageSpec
 from stages.connectors.registry import open_reader, open_writer
 from stages.connectors.ring import SHM_DIR, RingError, RingFile, create_ring, is_orphan, live_slots, unlink
@@ -38,16 +37,8 @@ class Rings:
         self._files: dict[str, RingFile] = {}  # by segment
         # By process, what each of its lives writes: consumer -> ring. Those that are read to the end are gone.
         self._lives = {spec.process: {spec.generation: _written(spec)} for spec in specs}
-        self._writers: dict[str, ConnectorWriter] = {}
-        self._readers: dict[str, ConnectorReader] = {}
-
-    @property
-    def media_ports(self) -> Mapping[str, MediaPort]:
-        return self._writers
-
-    @property
-    def output_ports(self) -> Mapping[str, OutputPort]:
-        return self._readers
+        self.media_ports: dict[str, ConnectorWriter] = {}
+        self.output_ports: dict[str, ConnectorReader] = {}
 
     def create(self) -> None:
         """Reserves the memory of every ring and opens the parent's ends. LaunchError if /dev/shm has no room.
@@ -62,11 +53,11 @@ class Rings:
             raise LaunchError(f"{error}. All rings of this run: {mib:.1f} MiB") from error
         for stage in self._specs:
             for edge in _from_parent(stage):
-                if stage.stage not in self._writers:  # its replicas share the ring
-                    self._writers[stage.stage] = open_writer(edge, f"{REQUEST}.{stage.stage}", itertools.count())
+                if stage.stage not in self.media_ports:  # its replicas share the ring
+                    self.media_ports[stage.stage] = open_writer(edge, f"{REQUEST}.{stage.stage}", itertools.count())
             for edge in stage.consumers:
                 if edge.consumer == REQUEST:
-                    self._readers[stage.process] = open_reader(edge)
+                    self.output_ports[stage.process] = open_reader(edge)
 
     def renew(self, process: str, generation: int) -> None:
         """Creates the rings that a replica writes in its next life, in any thread: all of them or none.
@@ -98,8 +89,8 @@ class Rings:
         """What a replica is told for its next life: its new rings, and all that it may be sent to read from."""
         first = next(spec for spec in self._specs if spec.process == process)
         own = self._lives[process][generation]
-        if process in self._readers and REQUEST in own:
-            self._readers[process].attach(own[REQUEST])
+        if process in self.output_ports and REQUEST in own:
+            self.output_ports[process].attach(own[REQUEST])
         return replace(
             first,
             generation=generation,
@@ -122,7 +113,7 @@ class Rings:
             rings = self._lives[process].pop(generation, {})  # none, if there was no room for them
             files = [file for ring in rings.values() if (file := self._files.pop(ring.segment, None))]
         if REQUEST in rings:
-            self._readers[process].detach(rings[REQUEST].segment)
+            self.output_ports[process].detach(rings[REQUEST].segment)
         for file in files:
             _discard(file)
         return rings
@@ -145,9 +136,9 @@ class Rings:
                     held += len(live_slots(segment))
         finally:
             self.unlink()
-            for writer in self._writers.values():
+            for writer in self.media_ports.values():
                 writer.close()
-            for reader in self._readers.values():
+            for reader in self.output_ports.values():
                 reader.close()
             for file in files.values():
                 file.close()

@@ -46,7 +46,9 @@ class RunningStages:
     ) -> None:
         self._rings = rings
         self._run_stage = run_stage
-        self._processes: tuple[StageProcess, ...] = ()
+        self.replicas: tuple[StageProcess, ...] = ()
+        self.media_ports: Mapping[str, MediaPort] = rings.media_ports
+        self.output_ports: Mapping[str, OutputPort] = rings.output_ports
         self.mps: MpsDaemon | None = None  # ends after the processes
         self._drain_timeout_s = drain_timeout_s
         self._listener = listener
@@ -64,7 +66,7 @@ class RunningStages:
             log.info("%s: %s", spec.process, note)
         t_ns = self._clock()  # before, or a stage could be ready earlier than it was started
         process = StageProcess.spawn(spec, environment, self._run_stage)
-        self._processes = (*self._processes, process)
+        self.replicas = (*self.replicas, process)
         self._listener(
             CONTROL, ProcessStarted(t_ns=t_ns, process=spec.process, generation=spec.generation, pid=process.pid)
         )
@@ -77,10 +79,10 @@ class RunningStages:
     def start_again(self, process: str, generation: int) -> StageProcess:
         self._refuse_late()
         with deferred():
-            for dead in (p for p in self._processes if p.process == process):
+            for dead in (p for p in self.replicas if p.process == process):
                 dead.close()
             started = self.spawn(self._rings.spec(process, generation))
-            self._processes = tuple(p for p in self._processes if p.process != process or p is started)
+            self.replicas = tuple(p for p in self.replicas if p.process != process or p is started)
         return started
 
     def _refuse_late(self) -> None:
@@ -89,18 +91,6 @@ class RunningStages:
 
     def retire(self, process: str, generation: int) -> Mapping[str, RingSpec]:
         return self._rings.retire(process, generation)
-
-    @property
-    def replicas(self) -> Sequence[StageProcess]:
-        return self._processes
-
-    @property
-    def media_ports(self) -> Mapping[str, MediaPort]:
-        return self._rings.media_ports
-
-    @property
-    def output_ports(self) -> Mapping[str, OutputPort]:
-        return self._rings.output_ports
 
     def __enter__(self) -> "RunningStages":
         return self
@@ -112,7 +102,7 @@ class RunningStages:
         """Ends every process at once; `stop` then finds little to do. For a signal handler: takes no lock, waits for
         nothing."""
         self._hurry = True
-        for process in self._processes:
+        for process in self.replicas:
             process.kill()
 
     def abandon(self) -> None:
@@ -149,7 +139,7 @@ class RunningStages:
 
         Who was given up does not hear of the first rung.
         """
-        running = [process for process in self._processes if not process.join(0)]
+        running = [process for process in self.replicas if not process.join(0)]
         told = frozenset(process.process for process in running if process.failure is None)
         if grace_s > 0 and not self._hurry:
             for process in running:
@@ -167,7 +157,7 @@ class RunningStages:
             process.kill()
         for process in self._running_after(KILL_S, running):
             log.error("%s (pid %d) is still there %g s after SIGKILL", process.process, process.pid, KILL_S)
-        for process in self._processes:
+        for process in self.replicas:
             cause = process.ending()
             if not process.told:
                 self._tell_death(process.process, cause, expected=process.process in told)

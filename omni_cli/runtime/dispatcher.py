@@ -46,7 +46,7 @@ class Dispatcher:
 
     def _let_in(self, uid: int, stage: str) -> bool:
         try:
-            self._books.replicas.let_in(stage, uid)
+            self._books.replicas.pools[stage].let_in(uid)
         except QueueFull as error:
             self._fail(uid, describe(error, stage))
             return False
@@ -108,13 +108,13 @@ class Dispatcher:
         """A request that a dead replica had waits as if the stage had not had it yet: for `unpark`, `enter_waiting`."""
         flight = self._flights[uid]
         flight.parked[stage] = self._retries.take(uid, stage)
-        self._books.replicas.wait(stage, uid)
+        self._books.replicas.pools[stage].waiting.add(uid)
         if stage in flight.route.entries:
             self._waiting = deque(sorted({uid, *self._waiting}))
 
     def unpark(self, stage: str) -> None:
         """Submits what waits for a later stage, in order, as far as its replicas have room."""
-        for uid in self._books.replicas.waiting(stage):
+        for uid in sorted(self._books.replicas.pools[stage].waiting):
             if stage in self._flights[uid].route.entries:
                 return
             try:
@@ -129,7 +129,7 @@ class Dispatcher:
         """To a replica with room, with what has come for it meanwhile."""
         flight = self._flights[uid]
         request, messages = flight.stage_request(uid, stage), flight.parked.pop(stage)
-        process = self._books.replicas.pick(stage, uid)
+        process = self._books.replicas.pools[stage].pick(uid)
         self._books.enter(
             events.StageSubmitted(
                 t_ns=self._books.clock(), uid=uid, stage=stage, process=process, waits_for=request.inputs

@@ -59,7 +59,7 @@ class OmniEngine:
         self._timer: asyncio.TimerHandle | None = None
         self._deadline_ns: int | None = None  # what the timer is set to
         self._closing = False
-        self._failure: Exception | None = None
+        self.failure: Exception | None = None  # of the runtime, after which no request is taken on any more
         self._orchestrator = Orchestrator(
             plan,
             clock=clock,
@@ -101,7 +101,7 @@ class OmniEngine:
         limit_s = self._plan.drain_timeout_s if self._streams else min(ANSWER_S, self._plan.drain_timeout_s)
         for uid in tuple(self._streams):
             self._give_up(uid, "the engine is closing")
-        if self._failure is None:
+        if self.failure is None:
             self._turn()  # now: it also finds out whether anything is left to wait for
         try:
             await asyncio.wait_for(self._idle.wait(), limit_s)
@@ -137,11 +137,6 @@ class OmniEngine:
     def dead(self) -> dict[str, str]:
         """How the replicas died that are not started again."""
         return {replica.process: replica.cause for replica in self.replicas if replica.hopeless}
-
-    @property
-    def failure(self) -> Exception | None:
-        """The fault of the runtime after which no request is taken on any more."""
-        return self._failure
 
     @property
     def state(self) -> tuple[Lifecycle, LeaseLedger]:
@@ -193,13 +188,13 @@ class OmniEngine:
         return True
 
     def _give_up(self, uid: int, reason: str) -> None:
-        if self._failure is None:
+        if self.failure is None:
             self._orchestrator.cancel(uid, reason)
             self._turn_soon()
 
     def _admit(self, request: OmniRequest) -> int:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         uid = next(self._next_uid)
         self._streams[uid] = ChunkStream(self._loop)
         self._uids[request.request_id] = uid
@@ -234,7 +229,7 @@ class OmniEngine:
     def _turn(self) -> None:
         """One turn of the loop: take in everything that has come, then answer each worker at most once."""
         self._woken = False
-        if self._failure is not None:
+        if self.failure is not None:
             return
         try:
             while self._received:
@@ -264,7 +259,7 @@ class OmniEngine:
     def _break(self, error: Exception) -> None:
         """A fault of the runtime itself: no request is left hanging, and no new one is taken on."""
         log.critical("the orchestrator failed", exc_info=error)
-        self._failure = error
+        self.failure = error
         end = RequestEnd(outcome="failed", error=describe(error, ""))
         for stream in self._streams.values():
             stream.put(end)

@@ -14,19 +14,17 @@ from omni_cli.runtime.books import Books
 from omni_cli.runtime.deadlines import Deadlines
 from omni_cli.runtime.dispatcher import Dispatcher
 from omni_cli.runtime.flight import Flight
-from omni_cli.runtime.leases import LeaseLedger
 from omni_cli.runtime.lifecycle import (
     OUTPUT_ENDED,
     REQUEST_ENDED,
     STAGE_ENDED,
     IllegalTransition,
     Lease,
-    Lifecycle,
     Output,
 )
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.processes import OutputPort
-from omni_cli.runtime.replicas import Order, Replicas
+from omni_cli.runtime.replicas import Order
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
 from omni_cli.runtime.retry import Retries
 from omni_cli.runtime.router import Router
@@ -72,7 +70,7 @@ class Orchestrator:
         self._on_end = on_end
         self._router = Router(plan)
         self._books = Books(plan, clock=clock, listener=listener, media=media)
-        self._lifecycle, self._ledger, self._replicas = self._books.lifecycle, self._books.ledger, self._books.replicas
+        self.lifecycle, self.ledger, self.replicas = self._books.lifecycle, self._books.ledger, self._books.replicas
         self._emit, self._say, self._drop = self._books.enter, self._books.say, self._books.drop
         self._flights: dict[int, Flight] = {}
         self._deadlines = Deadlines()
@@ -82,32 +80,20 @@ class Orchestrator:
     # what the engine asks
 
     @property
-    def lifecycle(self) -> Lifecycle:
-        return self._lifecycle
-
-    @property
-    def ledger(self) -> LeaseLedger:
-        return self._ledger
-
-    @property
-    def replicas(self) -> Replicas:
-        return self._replicas
-
-    @property
     def idle(self) -> bool:
         """Nothing is left of any request, neither here nor in a stage."""
-        return not self._flights and not len(self._ledger)
+        return not self._flights and not len(self.ledger)
 
     def unanswered(self) -> frozenset[str]:
         """The processes that something of a request is still left in."""
         working = {
             stage.process
-            for record in self._lifecycle.requests.values()
+            for record in self.lifecycle.requests.values()
             for stage in record.stages.values()
             if stage.state not in STAGE_ENDED
         }
-        reading = {holding.reader for holding in self._ledger.live() if holding.reader}
-        return frozenset(process for process in working | reading if self._replicas.lives(process))
+        reading = {holding.reader for holding in self.ledger.live() if holding.reader}
+        return frozenset(process for process in working | reading if self.replicas.lives(process))
 
     def next_deadline_ns(self) -> int | None:
         """Of a request; `replicas` has a time of its own."""
@@ -115,7 +101,7 @@ class Orchestrator:
 
     def take_orders(self) -> list[Order]:
         """What is to be done with processes since the last call, now that it is this late."""
-        return self._replicas.take_orders()
+        return self.replicas.take_orders()
 
     def take_turns(self, enter: bool = True) -> dict[str, Turn]:
         """Lets in who is waiting, unless not to; then says what each worker has to be told since the last call, in
@@ -150,7 +136,7 @@ class Orchestrator:
 
     def report(self, report: StepReport) -> None:
         """Takes in all that a worker has to tell. This is the one place where the word of a dead process ends."""
-        if not self._replicas.speaks(report.process, report.generation):
+        if not self.replicas.speaks(report.process, report.generation):
             log.warning("%s: %d events of generation %d came too late and are ignored", report.process,
                         len(report.events), report.generation)  # fmt: skip
             return
@@ -174,24 +160,24 @@ class Orchestrator:
         self._books.forget_words(process)
         lost = [
             uid
-            for uid, record in self._lifecycle.requests.items()
+            for uid, record in self.lifecycle.requests.items()
             if any(s.process == process and s.state not in STAGE_ENDED for s in record.stages.values())
         ]
-        lent = self._ledger.read_by(process)
+        lent = self.ledger.read_by(process)
         self._emit(events.ProcessDead(t_ns=now, process=process, expected=False, cause=cause))
-        for holding in self._ledger.read_by(process):
+        for holding in self.ledger.read_by(process):
             self._drop(holding.uid, holding.lease)
-        self._replicas.died(process, cause, now)
+        self.replicas.died(process, cause, now)
         for uid in lost:
             self._lose(uid, stage, f"{process}: {cause}")
         for holding in lent:
-            if self._ledger.is_held(holding.lease) and not self._retries.parks(holding.uid, stage):
+            if self.ledger.is_held(holding.lease) and not self._retries.parks(holding.uid, stage):
                 self._drop(holding.uid, holding.lease)
         self._dispatcher.unpark(stage)
 
     def _lose(self, uid: int, stage: str, cause: str) -> None:
         """The stage's replica has died with the request."""
-        if self._lifecycle.requests[uid].state not in REQUEST_ENDED:
+        if self.lifecycle.requests[uid].state not in REQUEST_ENDED:
             obstacle = self._retries.obstacle(uid, stage, cause)
             if obstacle is None:
                 self._dispatcher.run_again(uid, stage)
@@ -202,19 +188,19 @@ class Orchestrator:
 
     def started(self, process: str, generation: int) -> None:
         """The next life of a dead worker has begun; it says itself when it is ready."""
-        self._replicas.started(process, generation)
+        self.replicas.started(process, generation)
 
     def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
         """The next life of a dead worker could not begin; `final`: nor will that of any other."""
         now = self._clock()
         self._emit(events.ProcessNotStarted(t_ns=now, process=process, generation=generation, cause=cause, final=final))
-        self._replicas.not_started(process, generation, cause, now, final=final)
-        for stage in self._replicas.stages if final else (process.rpartition(".")[0],):
+        self.replicas.not_started(process, generation, cause, now, final=final)
+        for stage in self.replicas.pools if final else (process.rpartition(".")[0],):
             self._dispatcher.unpark(stage)
 
     def cancel(self, uid: int, reason: str) -> None:
         """The caller gives the request up. One that has ended already stays as it ended."""
-        if uid in self._flights and self._lifecycle.requests[uid].state not in REQUEST_ENDED:
+        if uid in self._flights and self.lifecycle.requests[uid].state not in REQUEST_ENDED:
             self._end_outputs(uid, "cancelled")
             self._emit(events.RequestCancelled(t_ns=self._clock(), uid=uid, reason=reason))
             self._on_end(uid, RequestEnd(outcome="cancelled"))
@@ -223,11 +209,11 @@ class Orchestrator:
     def expire(self) -> None:
         """Fails every request whose time is up."""
         for uid in self._deadlines.take_due(self._clock()):
-            stages = self._lifecycle.requests[uid].stages
+            stages = self.lifecycle.requests[uid].stages
             flight = self._flights[uid]
             places = [f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED]
             places += [
-                f"waits for a place in {stage}" if self._replicas.alive(stage) else f"no {stage} is alive"
+                f"waits for a place in {stage}" if self.replicas.pools[stage].alive else f"no {stage} is alive"
                 for stage in flight.parked
             ]
             where = ", ".join(places) or "in no stage"
@@ -239,7 +225,7 @@ class Orchestrator:
 
     def _message_put(self, process: str, event: MessagePut) -> None:
         message = event.message
-        record = self._lifecycle.requests[event.uid]
+        record = self.lifecycle.requests[event.uid]
         consumer = record.stages.get(message.consumer)
         self._retries.let_go(event.uid, message.producer)
         over = consumer is not None and consumer.state in STAGE_ENDED
@@ -250,11 +236,11 @@ class Orchestrator:
         self._dispatcher.pass_on(event.uid, message)
 
     def _process_ready(self, process: str, event: ProcessReady) -> None:
-        self._replicas.ready(process)
+        self.replicas.ready(process)
         self._dispatcher.unpark(process.rpartition(".")[0])
 
     def _lease_released(self, process: str, event: LeaseReleased) -> None:
-        if not self._ledger.is_held(event.lease):
+        if not self.ledger.is_held(event.lease):
             self._books.reclaim(event.lease)
         elif not self._retries.needs(event.uid, process.rpartition(".")[0]):
             self._drop(event.uid, event.lease)
@@ -262,7 +248,7 @@ class Orchestrator:
 
     def _output_produced(self, process: str, event: OutputProduced) -> None:
         uid = event.uid
-        wanted = self._lifecycle.requests[uid].state not in REQUEST_ENDED
+        wanted = self.lifecycle.requests[uid].state not in REQUEST_ENDED
         self._retries.let_go(uid, process.rpartition(".")[0])
         payload = self._read_output(process, event.ref) if wanted and event.ref is not None else None
         if event.lease is not None:
@@ -304,7 +290,7 @@ class Orchestrator:
     # steps of a request
 
     def _finish_output(self, uid: int, modality: str, outcome: str) -> None:
-        record = self._lifecycle.requests[uid]
+        record = self.lifecycle.requests[uid]
         output = record.outputs[modality]
         self._emit(
             events.OutputFinished(
@@ -323,7 +309,7 @@ class Orchestrator:
 
     def _fail(self, uid: int, error: ErrorInfo) -> None:
         """The request fails, unless it has ended already; what is left of it in other stages is cancelled."""
-        if self._lifecycle.requests[uid].state in REQUEST_ENDED:
+        if self.lifecycle.requests[uid].state in REQUEST_ENDED:
             return
         self._end_outputs(uid, "failed")
         self._emit(events.RequestFailed(t_ns=self._clock(), uid=uid, error=error))
@@ -331,21 +317,21 @@ class Orchestrator:
         self._wind_down(uid)
 
     def _end_outputs(self, uid: int, outcome: str) -> None:
-        for modality, output in self._lifecycle.requests[uid].outputs.items():
+        for modality, output in self.lifecycle.requests[uid].outputs.items():
             if output.state not in OUTPUT_ENDED:
                 self._finish_output(uid, modality, outcome)
 
     def _wind_down(self, uid: int) -> None:
         self._deadlines.clear(uid)
         for stage in self._flights[uid].parked:
-            self._replicas.release(stage, uid)
+            self.replicas.pools[stage].release(uid)
         self._flights[uid].parked.clear()
         for stage in tuple(self._flights[uid].given):
             self._retries.take(uid, stage)
-        for holding in self._ledger.live():
+        for holding in self.ledger.live():
             if holding.uid == uid and holding.state is Lease.HELD:
                 self._drop(uid, holding.lease)
-        for stage, record in self._lifecycle.requests[uid].stages.items():
+        for stage, record in self.lifecycle.requests[uid].stages.items():
             if record.state not in STAGE_ENDED:
                 self._emit(events.StageCancelling(t_ns=self._clock(), uid=uid, stage=stage))
                 self._say(record.process, Cancel(uid=uid))
@@ -353,8 +339,8 @@ class Orchestrator:
 
     def _leave_stage(self, uid: int, process: str, close: bool = True) -> None:
         stage = process.rpartition(".")[0]
-        if self._lifecycle.requests[uid].stages[stage].state in STAGE_ENDED:
-            self._replicas.release(stage, uid)
+        if self.lifecycle.requests[uid].stages[stage].state in STAGE_ENDED:
+            self.replicas.pools[stage].release(uid)
             self._retries.let_go(uid, stage)
             if close:
                 self._close_if_over(uid)
@@ -362,12 +348,12 @@ class Orchestrator:
 
     def _close_if_over(self, uid: int) -> None:
         """Forgets a request once it has ended for its caller and in every stage."""
-        record = self._lifecycle.requests.get(uid)
+        record = self.lifecycle.requests.get(uid)
         if record is not None and record.over:
-            self._lifecycle.forget(uid)
+            self.lifecycle.forget(uid)
             del self._flights[uid]
             for stage in record.stages:
-                self._replicas.release(stage, uid)
+                self.replicas.pools[stage].release(uid)
 
     # leases and words
 

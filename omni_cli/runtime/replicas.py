@@ -78,7 +78,10 @@ class Replica:
 
 
 class Replicas:
-    """All replicas of a plan, each ready when the run begins. `clock` gives CLOCK_MONOTONIC in ns."""
+    """All replicas of a plan, each ready when the run begins. `clock` gives CLOCK_MONOTONIC in ns.
+
+    `pools` has, by stage, its ready replicas with their requests, and who waits for one.
+    """
 
     def __init__(self, plan: ExecutionPlan, clock: Callable[[], int], ledger: LeaseLedger) -> None:
         self._clock = clock
@@ -88,7 +91,7 @@ class Replicas:
             for stage in plan.stages
             for process in (f"{stage.name}.{replica.index}" for replica in stage.replicas)
         }
-        self._pools = {
+        self.pools = {
             stage.name: StagePool(stage.name, tuple(f"{stage.name}.{r.index}" for r in stage.replicas), stage.limit)
             for stage in plan.stages
         }
@@ -97,47 +100,20 @@ class Replicas:
         self._orders: list[Order] = []
         self._ending = False
 
-    @property
-    def stages(self) -> tuple[str, ...]:
-        return tuple(self._pools)
-
     def all(self) -> tuple[Replica, ...]:
         return tuple(self._replicas.values())
 
     # requests
 
-    def alive(self, stage: str) -> bool:
-        """Whether a replica of the stage is ready."""
-        return self._pools[stage].alive
-
     def serves(self, stage: str) -> bool:
         """Whether a ready replica of the stage has room. False: one will have it. NoReplica if none will."""
-        if self._pools[stage].alive:
-            return self._pools[stage].has_room
+        if self.pools[stage].alive:
+            return self.pools[stage].has_room
         of_stage = [replica for replica in self._replicas.values() if replica.stage.name == stage]
         if all(replica.hopeless for replica in of_stage):
             causes = "; ".join(f"{replica.process}: {replica.cause}" for replica in of_stage)
             raise NoReplica(f"stage {stage} has no live process ({causes})")
         return False
-
-    def let_in(self, stage: str, uid: int) -> None:
-        """A request that is new to the stage waits for it from now on. QueueFull if that is one too many."""
-        self._pools[stage].let_in(uid)
-
-    def wait(self, stage: str, uid: int) -> None:
-        """A request that was let in waits for the stage once more."""
-        self._pools[stage].waiting.add(uid)
-
-    def waiting(self, stage: str) -> list[int]:
-        """The requests that wait for the stage, in the order of their admission."""
-        return sorted(self._pools[stage].waiting)
-
-    def pick(self, stage: str, uid: int) -> str:
-        """The ready replica for a request, where one `serves`; it stays its own until `release`."""
-        return self._pools[stage].pick(uid)
-
-    def release(self, stage: str, uid: int) -> None:
-        self._pools[stage].release(uid)
 
     # what is said, and heard
 
@@ -161,7 +137,7 @@ class Replicas:
         the time that its death is recorded with, from which that while counts."""
         replica = self._replicas[process]
         self._move(replica, "dead")
-        self._pools[replica.stage.name].lose(process)
+        self.pools[replica.stage.name].lose(process)
         self._unread.add((process, replica.generation))
         self.retire_unread()
         self._schedule(replica, cause, t_ns)
@@ -193,7 +169,7 @@ class Replicas:
         self._move(replica, "ready")
         replica.restarts += 1
         self._set_due(replica, None)
-        self._pools[replica.stage.name].join(process)
+        self.pools[replica.stage.name].join(process)
         log.warning("%s is ready again, as generation %d", process, replica.generation)
 
     def retire_unread(self) -> None:

@@ -389,5 +389,5 @@ def test_whatever_happens_every_request_ends_once_and_nothing_stays(actions, med
     for port in world.ports.values():
         assert not port.held
     assert world.retired == world.over
-    for stage in world.orchestrator.replicas.stages:
-        assert not world.orchestrator.replicas.waiting(stage)
+    for pool in world.orchestrator.replicas.pools.values():
+        assert not pool.waiting
