@@ -144,27 +144,22 @@ def _text(hint: Any, value: str) -> str:
     return f"str({value})" if hint is int else _expression(hint, value)
 
 
-def _compile(cls: Any, head: str = "", head_values: str = "") -> str:
-    """Adds the function for a class to `_NAMES`, once, and returns the name under which it is there."""
+def _compile(cls: Any) -> str:
+    """Adds the function for a class to `_NAMES`, once, and returns the name under which it is there. That of an event
+    writes its whole line."""
     name = f"encode_{cls.__name__}"
     if name not in _NAMES:
-        keys = _keys(cls)
+        keys, line = _keys(cls), cls in KINDS
         body = ",".join(f'"{key}":%s' for _, key, _ in keys)
         values = "".join(_expression(hint, f"e.{field}") + "," for field, _, hint in keys)
-        arguments = "src, n, e" if head else "e"
-        tail = "}\n" if head else "}"
-        source = f"lambda {arguments}: {'{' + head + body + tail!r} % ({head_values}{values})"
-        _NAMES[name] = eval(source, _NAMES)
+        if line:
+            body, values = f'"kind":"{KINDS[cls]}","src":%s,"n":%s,{body}', f"quote(src), n, {values}"
+        text = "{" + body + "}" + "\n" * line
+        _NAMES[name] = eval(f"lambda {'src, n, e' if line else 'e'}: {text!r} % ({values})", _NAMES)
     return name
 
 
-def _line_encoder(cls: type[Event]) -> Callable[[str, int, Event], str]:
-    encoder: Callable[[str, int, Event], str]
-    encoder = _NAMES[_compile(cls, f'"kind":"{KINDS[cls]}","src":%s,"n":%s,', "quote(src), n, ")]
-    return encoder
-
-
-_ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _line_encoder(cls) for cls in EVENT_CLASSES}
+_ENCODERS: dict[type[Event], Callable[[str, int, Event], str]] = {cls: _NAMES[_compile(cls)] for cls in EVENT_CLASSES}
 
 # Decoding. One compiled function for each class at each place where its objects stand in a line: what it refuses has a
 # name.
