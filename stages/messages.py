@@ -118,6 +118,11 @@ class StageRequest:
     options: Any = None
     tokenize: Tokenize | None = None
 
+    @property
+    def own_seed(self) -> int:
+        """What keys the draws of this stage."""
+        return self.seed if self.sampling.seed is None else self.sampling.seed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMessage:

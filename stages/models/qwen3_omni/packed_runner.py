@@ -5,7 +5,7 @@ the stage's business; when, the scheduler's.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -164,6 +164,24 @@ class PackedRunner(StageRunner[State]):
             if ready:
                 results.update({result.uid: result for result in self._step(ready)})
             return tuple(results[row.uid] for row in rows)
+
+    def _try(self, uid: int) -> None:
+        """A request of two tokens that has begun, to its end. Kernels are loaded at their first use."""
+        tokens = self.prompt_tokens(uid)
+        blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
+        self.execute((Row(uid=uid, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
+        self.execute((Row(uid=uid, phase="decode", position=1, units=1, start=tokens, tokens=1),))
+        self.end(uid)
+
+    def _results(self, rows: Sequence[Row], drawn: Callable[[Row], RowResult]) -> list[RowResult]:
+        """`drawn` of the rows that have drawn a token, in order; what it raises fails that request alone."""
+        results = []
+        for row in rows:
+            try:
+                results.append(drawn(row) if row.units else RowResult(uid=row.uid, units=0, tokens=row.tokens))
+            except Exception as error:
+                results.append(RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage)))
+        return results
 
     def _layout(self, rows: Sequence[Row]) -> StepLayout:
         return self._tables.layout([Span(row.uid, row.start, row.tokens) for row in rows])

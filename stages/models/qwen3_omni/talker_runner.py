@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from stages.errors import RequestRefused, describe
+from stages.errors import RequestRefused
 from stages.events import FinishReason
 from stages.messages import Sampling, StageRequest
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
@@ -92,13 +92,9 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         ids = torch.tensor(prompt + header), torch.tensor([config.im_end_token_id] * 3)
         tensors = (to_payload("prompt_ids", ids[0]), to_payload("generated_ids", ids[1]))
         self.feed(-1, "thinker", Payload(tensors=tensors), True)
-        tokens = self.prompt_tokens(-1)
-        blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
         with torch.inference_mode():
             self._steps.capture()
-        self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
-        self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
-        self.end(-1)
+        self._try(-1)
 
     def _open(self, request: StageRequest) -> TalkerRequest:
         params = self._defaults.with_request(request.sampling, "talker")
@@ -106,12 +102,11 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         for name in ("stop", "logprobs"):
             if getattr(params, name) not in ((), None):
                 raise RequestRefused(f"request.sampling.talker.{name} cannot act: the talker writes no text")
-        seed = request.sampling.seed if request.sampling.seed is not None else request.seed
         return TalkerRequest(
             request=request,
             speaker=self._speaker(request.voice),
             params=params,
-            key=DrawKey(seed=seed, stage="talker", choice=request.choice),
+            key=DrawKey(seed=request.own_seed, stage="talker", choice=request.choice),
         )
 
     def _speaker(self, voice: str | None) -> int:
@@ -185,7 +180,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
     def _decode(self, rows: Sequence[Row]) -> list[RowResult]:
         positions = torch.tensor([row.start + self._states[row.uid].delta for row in rows], dtype=torch.float32)
         tokens, codes = self._steps.decode(self._frames(rows), positions, self._layout(rows), self._sampling(rows))
-        return self._results(rows, rows, self._read(rows, tokens, codes), len(rows))
+        return self._told(rows, rows, self._read(rows, tokens, codes), len(rows))
 
     def _prefill(self, rows: Sequence[Row]) -> list[RowResult]:
         last = [row for row in rows if row.units]
@@ -203,7 +198,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
             torch.tensor(slots, dtype=torch.int64),
         )
         values = self._read(last, self._sampler(logits, self._sampling(last)).tokens, codes) if last else []
-        return self._results(rows, going_on, values, len(last))
+        return self._told(rows, going_on, values, len(last))
 
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
         states = [self._states[row.uid] for row in rows]
@@ -276,24 +271,19 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
         values: list[int] = found.tolist()
         return values
 
-    def _results(self, rows: Sequence[Row], going_on: Sequence[Row], values: list[int], drawn: int) -> list[RowResult]:
+    def _told(self, rows: Sequence[Row], going_on: Sequence[Row], values: list[int], drawn: int) -> list[RowResult]:
         tokens = iter(values[:drawn])
         residual = self._talker.predictor.groups - 1
         begins = {row.uid: drawn + index * residual for index, row in enumerate(going_on)}
-        results = []
-        for row in rows:
-            if not row.units:
-                results.append(RowResult(uid=row.uid, units=0, tokens=row.tokens))
-                continue
+
+        def result(row: Row) -> RowResult:
             state, begin, token = self._states[row.uid], begins.get(row.uid), next(tokens)
-            try:
-                frames = [] if begin is None else [[state.tokens[-1], *values[begin : begin + residual]]]
-                state.frames += frames
-                state.tokens.append(token)
-                results.append(self._result(row.uid, state, frames, units=1, finished=self._finished(state)))
-            except Exception as error:
-                results.append(RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage)))
-        return results
+            frames = [] if begin is None else [[state.tokens[-1], *values[begin : begin + residual]]]
+            state.frames += frames
+            state.tokens.append(token)
+            return self._result(row.uid, state, frames, units=1, finished=self._finished(state))
+
+        return self._results(rows, result)
 
     def _finished(self, state: TalkerRequest) -> FinishReason | None:
         ended = state.tokens[-1] in (self._end_code, *state.params.stop_token_ids)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from stages.errors import RequestRefused, describe
+from stages.errors import RequestRefused
 from stages.events import FinishReason
 from stages.messages import ChatMessage, Part, Sampling, StageRequest
 from stages.models.qwen3_omni.defaults import sampling_defaults
@@ -23,7 +23,7 @@ from stages.models.qwen3_omni.thinker import MediaStep, Thinker
 from stages.payload import Payload, Tensor
 from stages.runners.base import Emission, Output, RowResult
 from stages.runners.kv_cache import StepLayout
-from stages.runners.sampler import Drawn, Sampler, SamplingStep
+from stages.runners.sampler import Sampler, SamplingStep
 from stages.runners.sampling import DrawKey, SamplingParams
 from stages.runners.tensors import array_payload, from_payload, hand_over, keep, to_payload
 from stages.runners.token_list import token_list
@@ -89,22 +89,17 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
     def warm_up(self) -> None:
         with torch.inference_mode():
             self._steps.capture()
-        # Kernels are loaded at their first use: those of a request that draws, and of one that does not.
+        # A request that draws, and one that does not.
         self._hello(Sampling(temperature=1.0, top_k=50, top_p=0.9))
         self._hello(Sampling(ignore_eos=True))
 
     def _hello(self, sampling: Sampling) -> None:
-        """A request of two tokens."""
         hello = ChatMessage(role="user", parts=(Part(kind="text", text="hello"),))
         request = StageRequest(
             uid=-1, seed=0, inputs=(), consumers=(), outputs=("text",), conversation=(hello,), sampling=sampling
         )
         self.begin(request)
-        tokens = self.prompt_tokens(-1)
-        blocks = tuple(range(-(-(tokens + 1) // self._cache.block_tokens)))
-        self.execute((Row(uid=-1, phase="prefill", position=0, units=1, tokens=tokens, blocks=blocks),))
-        self.execute((Row(uid=-1, phase="decode", position=1, units=1, start=tokens, tokens=1),))
-        self.end(-1)
+        self._try(-1)
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         return (*super().counters(), *((name, count) for name, count in self._counts.items() if count))
@@ -117,11 +112,10 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             raise RequestRefused("speech needs a user message, but the conversation has none")
         params = self._defaults.with_request(request.sampling, "thinker")
         params.check_tokens(self._sampler.vocabulary, "thinker")
-        seed = request.sampling.seed if request.sampling.seed is not None else request.seed
         opened = ThinkerRequest(
             request=request,
             params=params,
-            key=DrawKey(seed=seed, stage="thinker", choice=request.choice),
+            key=DrawKey(seed=request.own_seed, stage="thinker", choice=request.choice),
             answer=Answer(self._processor.codec, params.stop),
         )
         if not request.inputs:
@@ -215,8 +209,8 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
         else:
             places = [end - 1 for end, row in zip(ends(rows), rows, strict=True) if row.units]
             logits = self._chunks(rows, layout, torch.tensor(places, dtype=torch.int64))
-        drawn = self._sampler(logits, self._sampling(last)) if last else None
-        return self._results(rows, drawn)
+        tokens = iter(reports(self._sampler(logits, self._sampling(last))) if last else ())
+        return self._results(rows, lambda row: self._result(row.uid, self._states[row.uid], next(tokens)))
 
     def _sampling(self, rows: Sequence[Row]) -> SamplingStep:
         places = []
@@ -270,20 +264,6 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
             if row.start + row.tokens >= len(_prompt(state)):
                 state.rows = None  # the prompt is in the cache
         return logits
-
-    def _results(self, rows: Sequence[Row], drawn: Drawn | None) -> list[RowResult]:
-        tokens = iter(() if drawn is None else reports(drawn))
-        results = []
-        for row in rows:
-            if not row.units:
-                results.append(RowResult(uid=row.uid, units=0, tokens=row.tokens))
-                continue
-            token = next(tokens)
-            try:
-                results.append(self._result(row.uid, self._states[row.uid], token))
-            except Exception as error:
-                results.append(RowResult(uid=row.uid, units=0, error=describe(error, self._spec.stage)))
-        return results
 
     def _result(self, uid: int, state: ThinkerRequest, report: TokenReport) -> RowResult:
         state.generated.append(report.token)

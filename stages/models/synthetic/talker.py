@@ -34,9 +34,8 @@ class TalkerRunner(SyntheticRunner[TalkerState]):
         token = text.data[position * TOKEN_BYTES : (position + 1) * TOKEN_BYTES]
         if token:
             state.text = text_so_far(state.text, token)
-        request, own = state.request, state.request.sampling.seed
-        seed = request.seed if own is None else own
-        codes = frame_codes(self._stage, state.text, seed, request.choice, position)
+        request = state.request
+        codes = frame_codes(self._stage, state.text, request.own_seed, request.choice, position)
         finished = None if options.never_end else ended(position + 1, frames, request.sampling.max_tokens)
         tensor = Tensor(name="codes", dtype="uint8", shape=(1, CODE_GROUPS), data=memoryview(codes))
         return RowResult(
