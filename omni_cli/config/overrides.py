@@ -126,7 +126,8 @@ def _value(word: str, key: str, raw: str, takes_text: Callable[[str], bool]) -> 
     if takes_text(key) and "${" not in raw and (parsed is None or swept or not isinstance(value, str | None)):
         return Override(text=word, kind="value", key=key, value=raw)
     if parsed is None:
-        return _refused(key, f"the value `{_short(raw)}` cannot be read; as text it is written {_quoted(key, raw)}")
+        quoted = f'"{key}={_short(literal(raw))}"'
+        return _refused(key, f"the value `{_short(raw)}` cannot be read; as text it is written {quoted}")
     if swept:
         return _refused(
             key, f"`{_short(raw)}` is several values; write [{_short(raw)}] for a list, or sweep with `omni run -m`"
@@ -183,10 +184,6 @@ def _spread(word: str) -> tuple[str, ...]:
 
 def _refused(key: str, message: str) -> Problem:
     return Problem(key=key, message=message, where=COMMAND_LINE)
-
-
-def _quoted(key: str, raw: str) -> str:
-    return f'"{key}={_short(literal(raw))}"'
 
 
 def _short(text: str, limit: int = 60) -> str:

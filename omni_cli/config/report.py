@@ -65,7 +65,8 @@ class Origins(Protocol):
 
 def located(problems: Iterable[Problem], origins: Origins) -> tuple[Problem, ...]:
     """The problems, each with its place; what nobody wrote keeps an empty one."""
-    return tuple(p if p.where else replace(p, where=_written(origins.where(p.key))) for p in problems)
+    written = ((p, p.where or origins.where(p.key)) for p in problems)
+    return tuple(replace(p, where="" if where == SCHEMA_DEFAULT else where) for p, where in written)
 
 
 def report(problems: Sequence[Problem], subject: str) -> str:
@@ -74,7 +75,3 @@ def report(problems: Sequence[Problem], subject: str) -> str:
     if len(lines) == 1:
         return lines[0]
     return "\n".join([f"{len(lines)} problems in {subject}:", *(f"  {line}" for line in lines)])
-
-
-def _written(where: str) -> str:
-    return "" if where == SCHEMA_DEFAULT else where

@@ -4,23 +4,16 @@ libsndfile reads a cut file without a word and hands out what is left; here that
 nothing.
 """
 
-from dataclasses import dataclass
 from typing import Literal
 
 # A writer that cannot seek back leaves a huge placeholder for the length (0xFFFFFFFF, 0x7FFFF000, ...).
 _OPEN_LENGTH_BYTES = 0x7FFFF000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleChunk:
-    """The chunk that holds the samples. `declared_bytes` is None where the writer left the length open."""
+def sample_bytes(data: bytes) -> tuple[int | None, int] | None:
+    """What the chunk that holds the samples declares (None where the writer left the length open), and what is there.
 
-    declared_bytes: int | None
-    present_bytes: int
-
-
-def find_sample_chunk(data: bytes) -> SampleChunk | None:
-    """Walks the chunks of `data`; None where no chunk holds samples.
+    Walks the chunks of `data`; None where no chunk holds samples.
 
     Layouts: RIFF and WAVE (Microsoft and IBM, 1991), RF64 (EBU Tech 3306), AIFF 1.3 (Apple).
     """
@@ -35,10 +28,7 @@ def find_sample_chunk(data: bytes) -> SampleChunk | None:
         if name == b"ds64":
             long_bytes = int.from_bytes(data[position + 8 : position + 16], "little")
         if name == wanted:
-            if size == 0xFFFFFFFF and long_bytes is not None:
-                declared: int | None = long_bytes
-            else:
-                declared = None if size >= _OPEN_LENGTH_BYTES else size
-            return SampleChunk(declared_bytes=declared, present_bytes=len(data) - position)
+            declared = None if size >= _OPEN_LENGTH_BYTES else size
+            return long_bytes if size == 0xFFFFFFFF and long_bytes is not None else declared, len(data) - position
         position += size + size % 2
     return None

@@ -8,8 +8,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from omni_cli.inputs.ogg import find_end
-from omni_cli.inputs.riff import find_sample_chunk
+from omni_cli.inputs.ogg import end_is_marked
+from omni_cli.inputs.riff import sample_bytes
 from omni_cli.inputs.sniff import AIFF, FLAC, MP3, OGG, WAV, Sniffed
 from omni_cli.inputs.source import Source
 from omni_cli.inputs.track import AudioTrack
@@ -69,24 +69,22 @@ def _blocks(file: Any, source: Source, sniffed: Sniffed) -> Iterator[NDArray[np.
 
 
 def _check_sample_chunk(source: Source) -> tuple[str, ...]:
-    chunk = find_sample_chunk(source.data)
-    if chunk is None:
+    found = sample_bytes(source.data)
+    if found is None:
         return ()  # libsndfile says what is wrong with the header
-    if chunk.declared_bytes is None:
+    declared, present = found
+    if declared is None:
         return ("its header leaves the length open: read to the end",)
-    if chunk.declared_bytes > chunk.present_bytes:
-        raise source.refuse(
-            f"is cut short: its header declares {chunk.declared_bytes} bytes of samples, "
-            f"{chunk.present_bytes} are there"
-        )
+    if declared > present:
+        raise source.refuse(f"is cut short: its header declares {declared} bytes of samples, {present} are there")
     return ()
 
 
 def _check_pages(source: Source) -> tuple[str, ...]:
-    end = find_end(source.data)
-    if not end.whole:
+    marked = end_is_marked(source.data)
+    if marked is None:
         raise source.refuse("is cut short: it ends in the middle of an Ogg page")
-    return () if end.marked else ("its last page is not marked as the last: it may be cut short",)
+    return () if marked else ("its last page is not marked as the last: it may be cut short",)
 
 
 def _flac_length(data: bytes) -> int:

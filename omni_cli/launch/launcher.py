@@ -6,6 +6,7 @@ It owns nothing after that: what it has started belongs to the `RunningStages` t
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 
 from omni_cli.errors import LaunchError, reason
 from omni_cli.launch.mps import MpsDaemon
@@ -22,6 +23,7 @@ from stages.worker.bootstrap import RunStage
 log = logging.getLogger("omni.launch")
 
 
+@dataclass(frozen=True, slots=True)
 class LocalLauncher:
     """Launches one plan once. `specs` has one entry a replica, of one run.
 
@@ -29,22 +31,13 @@ class LocalLauncher:
     a line for a person at least every 10 s while stages load. `run_stage` replaces the worker (tests).
     """
 
-    def __init__(
-        self,
-        plan: ExecutionPlan,
-        specs: Sequence[StageSpec],
-        *,
-        listener: Listener,
-        on_progress: Callable[[str], None] = log.info,
-        clock: Callable[[], int] = time.monotonic_ns,
-        run_stage: RunStage | None = None,
-    ) -> None:
-        self._plan = plan
-        self._specs = tuple(specs)
-        self._listener = listener
-        self._on_progress = on_progress
-        self._clock = clock
-        self._run_stage = run_stage
+    plan: ExecutionPlan
+    specs: Sequence[StageSpec]
+    _: KW_ONLY
+    listener: Listener
+    on_progress: Callable[[str], None] = log.info
+    clock: Callable[[], int] = time.monotonic_ns
+    run_stage: RunStage | None = None
 
     def start(self) -> RunningStages:
         """Blocks until all are ready. LaunchError as soon as one fails, dies or passes its limit.
@@ -60,13 +53,13 @@ class LocalLauncher:
     def _start(self) -> RunningStages:
         for segment in stale_segments(remove=True):
             log.info("removed %s, left behind by a run that has died", segment)
-        rings = Rings(self._specs)
+        rings = Rings(self.specs)
         running = RunningStages(
             rings,
-            drain_timeout_s=self._plan.drain_timeout_s,
-            listener=self._listener,
-            clock=self._clock,
-            run_stage=self._run_stage,
+            drain_timeout_s=self.plan.drain_timeout_s,
+            listener=self.listener,
+            clock=self.clock,
+            run_stage=self.run_stage,
         )
         try:
             with deferred():
@@ -79,16 +72,16 @@ class LocalLauncher:
         return running
 
     def _bring_up(self, running: RunningStages) -> None:
-        for spec in self._specs:
+        for spec in self.specs:
             with deferred():
                 running.spawn(spec)
-        limits_s = {spec.process: self._plan.stage(spec.stage).startup_timeout_s for spec in self._specs}
+        limits_s = {spec.process: self.plan.stage(spec.stage).startup_timeout_s for spec in self.specs}
         Startup(
-            running.replicas, limits_s, listener=self._listener, clock=self._clock, on_progress=self._on_progress
+            running.replicas, limits_s, listener=self.listener, clock=self.clock, on_progress=self.on_progress
         ).wait()
 
     def _start_mps(self, running: RunningStages) -> None:
         """One daemon for all devices that have one."""
-        physical = [self._plan.physical_devices[position] for position in self._plan.mps_devices]
-        if any(set(spec.devices) & set(physical) for spec in self._specs):
+        physical = [self.plan.physical_devices[position] for position in self.plan.mps_devices]
+        if any(set(spec.devices) & set(physical) for spec in self.specs):
             running.mps = MpsDaemon({device: device_uuid(device) for device in physical})

@@ -158,9 +158,10 @@ class RunningStages:
         for process in self._running_after(KILL_S, running):
             log.error("%s (pid %d) is still there %g s after SIGKILL", process.process, process.pid, KILL_S)
         for process in self.replicas:
-            cause = process.ending()
+            name, cause = process.process, process.ending()
             if not process.told:
-                self._tell_death(process.process, cause, expected=process.process in told)
+                dead = ProcessDead(t_ns=self._clock(), process=name, expected=name in told, cause=cause)
+                self._listener(CONTROL, dead)
             process.close()
 
     def _running_after(self, timeout_s: float, processes: Sequence[StageProcess]) -> list[StageProcess]:
@@ -174,9 +175,6 @@ class RunningStages:
             if left_s <= 0:
                 break
         return list(running.values())
-
-    def _tell_death(self, name: str, cause: str, *, expected: bool) -> None:
-        self._listener(CONTROL, ProcessDead(t_ns=self._clock(), process=name, expected=expected, cause=cause))
 
 
 def _start_thread(work: Callable[[StageProcess], None], process: StageProcess) -> None:

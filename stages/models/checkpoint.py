@@ -12,7 +12,6 @@ from typing import Any
 from stages.errors import CheckpointError
 
 SINGLE_FILE = "model.safetensors"
-INDEX_FILE = f"{SINGLE_FILE}.index.json"
 # As transformers and as diffusers call them.
 _SINGLE_FILES = (SINGLE_FILE, "diffusion_pytorch_model.safetensors")
 # A header larger than this is no header: the limit that the safetensors library itself applies.
@@ -67,7 +66,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Every tensor of a sharded or single-file checkpoint: name -> file. Raises CheckpointError."""
-    index = _index(folder)
+    index = next((path for name in _SINGLE_FILES if (path := folder / f"{name}.index.json").exists()), None)
     if index is not None:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
@@ -75,10 +74,6 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         return {name: folder / file for name, file in weight_map.items()}
     single = next((folder / name for name in _SINGLE_FILES if (folder / name).exists()), folder / SINGLE_FILE)
     return dict.fromkeys(read_header(single), single)
-
-
-def _index(folder: Path) -> Path | None:
-    return next((path for name in _SINGLE_FILES if (path := folder / f"{name}.index.json").exists()), None)
 
 
 def weight_problems(folder: Path) -> tuple[str, ...]:

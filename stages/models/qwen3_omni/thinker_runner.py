@@ -140,7 +140,8 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
 
     def _read(self, state: ThinkerRequest, media: dict[str, Array]) -> None:
         self._judge(state.request.conversation)
-        missing = _media_names(state.request.conversation) - media.keys()
+        parts = (part for message in state.request.conversation for part in message.parts if part.kind != "text")
+        missing = {part.media for part in parts} - media.keys()
         if missing:
             raise RequestRefused(f"the conversation names media that did not arrive: {', '.join(sorted(missing))}")
         if state.request.tokenize == "text":
@@ -335,7 +336,3 @@ def _prompt(state: ThinkerRequest) -> Prompt:
     if state.prompt is None:
         raise RuntimeError("scheduled before its media had arrived")
     return state.prompt
-
-
-def _media_names(conversation: Sequence[ChatMessage]) -> set[str]:
-    return {part.media for message in conversation for part in message.parts if part.kind != "text"}

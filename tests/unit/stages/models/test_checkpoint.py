@@ -8,7 +8,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from stages.errors import CheckpointError
-from stages.models.checkpoint import INDEX_FILE, SINGLE_FILE, read_header, tensor_files, weight_problems
+from stages.models.checkpoint import SINGLE_FILE, read_header, tensor_files, weight_problems
+
+INDEX_FILE = f"{SINGLE_FILE}.index.json"
 
 
 def shard(path: Path, *names: str) -> Path:
