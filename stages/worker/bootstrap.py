@@ -32,12 +32,14 @@ def run_stage_process(
 
     `worker` is `stages.worker.main.run_stage` unless another is given.
     """
-    _name(f"omni:{spec.process}")
+    _prctl(_PR_SET_NAME, f"omni:{spec.process}".encode())  # what `top` shows; the kernel cuts it to 15 bytes
     _die_with(parent_pid)
     _leave_terminal()
     outbox = Outbox(writer)
     try:
-        (worker or _worker())(spec, Inbox(reader), outbox)
+        # Imported here, not above: what fails in it is an error of this stage like any other.
+        run: RunStage = worker or import_module("stages.worker.main").run_stage
+        run(spec, Inbox(reader), outbox)
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -46,22 +48,11 @@ def run_stage_process(
         sys.exit(1)
 
 
-def _worker() -> RunStage:
-    """Imported here, not above: what fails in it is an error of this stage like any other."""
-    found: RunStage = import_module("stages.worker.main").run_stage
-    return found
-
-
 def _prctl(option: int, argument: object) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, argument, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
-
-
-def _name(name: str) -> None:
-    """The name that `top` and `ps -o comm` show; the kernel cuts it to 15 bytes."""
-    _prctl(_PR_SET_NAME, name.encode())
 
 
 def _die_with(parent_pid: int) -> None:

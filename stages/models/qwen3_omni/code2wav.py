@@ -49,7 +49,8 @@ class ChunkedDecoder:
 
     def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]:
         """The samples of each piece, float32 on the CPU."""
-        contexts = [_context(piece) for piece in pieces]
+        # The first chunk after the start takes all that is before it, as transformers does.
+        contexts = [min(piece.start, LEFT_CONTEXT_FRAMES) for piece in pieces]
         self.paths.eager += len(pieces)
         waves = [self._chunk(piece, context) for piece, context in zip(pieces, contexts, strict=True)]
         return waves, DecodeCounts(frames=sum(p.end - p.start for p in pieces), context=sum(contexts))
@@ -61,8 +62,3 @@ class ChunkedDecoder:
         window = piece.codes[piece.start - context : piece.end].T[None].to(self._device, torch.long)
         wave = self._module(window)[..., context * self._samples_per_frame :]
         return wave.float().reshape(-1).cpu()
-
-
-def _context(piece: Piece) -> int:
-    # The first chunk after the start takes all that is before it, as transformers does.
-    return LEFT_CONTEXT_FRAMES if piece.start > LEFT_CONTEXT_FRAMES else piece.start

@@ -197,9 +197,7 @@ class Processor:
 
     def _encode_images(self, images: list[Array]) -> dict[str, torch.Tensor]:
         for image in images:
-            if min(image.shape[:2]) * 200 < max(image.shape[:2]):
-                height, width = image.shape[:2]
-                raise RequestRefused(f"an image of {width}x{height} pixels: one side is over 200 times the other")
+            _refuse_uneven("an image", *image.shape[:2])
         done: dict[str, torch.Tensor] = self._images(
             images=images, input_data_format="channels_last", return_tensors="pt"
         )
@@ -211,9 +209,7 @@ class Processor:
             frames = media[part.media]
             if not len(frames) or part.fps <= 0:
                 raise RequestRefused(f"a video needs frames and a rate, got {len(frames)} frames at {part.fps}/s")
-            if min(frames.shape[1:3]) * 200 < max(frames.shape[1:3]):
-                height, width = frames.shape[1:3]
-                raise RequestRefused(f"a video of {width}x{height} pixels: one side is over 200 times the other")
+            _refuse_uneven("a video", *frames.shape[1:3])
             kept, fps = thin_out(frames, part.fps)
             values, grid = self._video(kept)
             patches.append(torch.from_numpy(np.ascontiguousarray(values)))
@@ -247,40 +243,36 @@ class Processor:
 def load_processor(folder: Path, config: Any, *, dummy: bool) -> Processor:
     """The processor of a checkpoint. With `dummy`, a folder that holds a config.json alone gets a stand-in for the
     rest: the tiny checkpoint's tokenizer and template, and the published pixel limits."""
-    if dummy and not (folder / "tokenizer_config.json").exists():
-        return _stand_in(config)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    stand_in = dummy and not (folder / "tokenizer_config.json").exists()
+    files = tiny_checkpoint(cache_root(os.environ)) if stand_in else folder
+    tokenizer = AutoTokenizer.from_pretrained(files)
+    if stand_in:
+        vision = config.thinker_config.vision_config
+        images = Qwen2VLImageProcessorPil(
+            **_PUBLISHED_PIXELS,
+            image_mean=[0.5] * 3,
+            image_std=[0.5] * 3,
+            patch_size=vision.patch_size,
+            temporal_patch_size=vision.temporal_patch_size,
+            merge_size=vision.spatial_merge_size,
+        )
+        audio = WhisperFeatureExtractor(feature_size=config.thinker_config.audio_config.num_mel_bins)
+    else:
+        images = Qwen2VLImageProcessorPil.from_pretrained(folder)
+        audio = WhisperFeatureExtractor.from_pretrained(folder)
     return Processor(
         config,
-        codec=TokenCodec(tokenizer),
-        template=partial(_render, tokenizer, _chat_template(folder, tokenizer)),
+        codec=StandInCodec(tokenizer, config) if stand_in else TokenCodec(tokenizer),
+        template=partial(_render, tokenizer, _chat_template(files, tokenizer)),
         images=images,
-        audio=WhisperFeatureExtractor.from_pretrained(folder),
+        audio=audio,
         video=_video_processing(folder, images),
     )
 
 
-def _stand_in(config: Any) -> Processor:
-    folder = tiny_checkpoint(cache_root(os.environ))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    vision = config.thinker_config.vision_config
-    images = Qwen2VLImageProcessorPil(
-        **_PUBLISHED_PIXELS,
-        image_mean=[0.5] * 3,
-        image_std=[0.5] * 3,
-        patch_size=vision.patch_size,
-        temporal_patch_size=vision.temporal_patch_size,
-        merge_size=vision.spatial_merge_size,
-    )
-    return Processor(
-        config,
-        codec=StandInCodec(tokenizer, config),
-        template=partial(_render, tokenizer, _chat_template(folder, tokenizer)),
-        images=images,
-        audio=WhisperFeatureExtractor(feature_size=config.thinker_config.audio_config.num_mel_bins),
-        video=_video_numbers({}, images),
-    )
+def _refuse_uneven(what: str, height: int, width: int) -> None:
+    if min(height, width) * 200 < max(height, width):
+        raise RequestRefused(f"{what} of {width}x{height} pixels: one side is over 200 times the other")
 
 
 def _render(tokenizer: Any, template: str, messages: list[dict[str, Any]]) -> str:
@@ -310,10 +302,6 @@ def _video_processing(folder: Path, images: Any) -> VideoProcessing:
         given = read_json(folder / "video_preprocessor_config.json")
     elif (folder / "processor_config.json").exists():
         given = read_json(folder / "processor_config.json").get("video_processor", {})
-    return _video_numbers(given, images)
-
-
-def _video_numbers(given: Mapping[str, Any], images: Any) -> VideoProcessing:
     size = given.get("size") or _VIDEO_SIZE
     return VideoProcessing(
         patch=given.get("patch_size", images.patch_size),
