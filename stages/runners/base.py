@@ -82,17 +82,18 @@ class ModelRunner(Protocol):
 
     def kv_capacity(self) -> KVCapacity | None:
         """The KV cache that the stage has, after `load`; None for a stage without one."""
-        ...
+        return None
 
     def preempt(self, uids: tuple[int, ...]) -> None:
         """The KV blocks of these requests were taken back. Called before the step that may give them to others; the
-        requests keep what they have generated and are prefilled again, from a row with `start` 0."""
-        ...
+        requests keep what they have generated and are prefilled again, from a row with `start` 0. Without a KV cache
+        there is nothing to take back."""
+        return
 
     def counters(self) -> tuple[tuple[str, int], ...]:
         """What the last step ran, as (name, count) pairs for the step event: graph replays, kernels, frames of
         context. It proves which path a step took; empty where there is only one."""
-        ...
+        return ()
 
     def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
         """One step over all rows; one result a row, in order. An exception fails every row of the step."""

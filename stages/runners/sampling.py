@@ -7,7 +7,7 @@ shares its batch, on a replica or on a replay. The arithmetic is `sampler`'s; th
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,6 @@ import numpy.typing as npt
 from stages.errors import RequestRefused
 from stages.messages import Sampling
 
-_ASKED = (
-    "max_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-)
 _FILTERS_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
@@ -59,17 +49,9 @@ class SamplingParams:
         Raises RequestRefused for values out of range, and for a filter on a stage that would be greedy, where it could
         not act.
         """
-        given = {name: value for name in _ASKED if (value := getattr(asked, name)) is not None}
-        params = replace(
-            self,
-            **given,
-            logit_bias=asked.logit_bias,
-            stop=asked.stop,
-            stop_token_ids=asked.stop_token_ids,
-            min_tokens=asked.min_tokens,
-            ignore_eos=asked.ignore_eos,
-            logprobs=asked.logprobs,
-        )
+        names = (one.name for one in fields(self))
+        given = {name: value for name in names if (value := getattr(asked, name)) is not None}
+        params = replace(self, **given)
         key = f"request.sampling.{stage}"
         idle = sorted(name for name, off in _FILTERS_OFF.items() if given.get(name, off) != off)
         if idle and params.temperature == 0 and asked.temperature is None:

@@ -87,14 +87,12 @@ class OutputStreams:
 
     def credits(self) -> dict[str, int]:
         """Free slots by incremental consumer; none where somebody is waiting for room already."""
-        if not self._waiting:
-            return {consumer: self._writers[consumer].free_slots() for consumer in self._incremental}
         taken = {put.sink for put in self._waiting}
         return {c: 0 if c in taken else self._writers[c].free_slots() for c in self._incremental}
 
     def held(self) -> frozenset[int]:
         """Requests with something that waits for room."""
-        return frozenset(put.uid for put in self._waiting) if self._waiting else frozenset()
+        return frozenset(put.uid for put in self._waiting)
 
     def push(self, result: RowResult) -> bool:
         """Puts what a row has produced; False if some of it has to wait.
@@ -102,7 +100,7 @@ class OutputStreams:
         Raises PayloadTooLarge, ValueError for pieces that do not fit together, StageError for what nobody asked for.
         """
         sending = self._sending[result.uid]
-        taken = {put.sink for put in self._waiting} if self._waiting else ()
+        taken = {put.sink for put in self._waiting}
         for put in (*self._messages(sending, result), *_pieces(sending.request, result)):
             if sending.waiting or (put.sink and put.sink in taken) or not self._put(sending, put):
                 self._waiting.append(put)

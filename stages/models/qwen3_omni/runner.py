@@ -10,14 +10,13 @@ from stages.config import StageSpec
 from stages.messages import StageRequest
 from stages.models.qwen3_omni.modules import Source, read_config
 from stages.payload import Payload
-from stages.runners.base import RowResult
+from stages.runners.base import ModelRunner
 from stages.runners.device import open_device
-from stages.schedulers.base import KVCapacity, Row
 
 State = TypeVar("State")
 
 
-class StageRunner(ABC, Generic[State]):
+class StageRunner(ModelRunner, ABC, Generic[State]):
     """The part of a `ModelRunner` that does not depend on the stage."""
 
     def __init__(self, spec: StageSpec) -> None:
@@ -47,26 +46,11 @@ class StageRunner(ABC, Generic[State]):
     def prompt_tokens(self, uid: int) -> int:
         return 1
 
-    def kv_capacity(self) -> KVCapacity | None:
-        return None
-
-    def preempt(self, uids: tuple[int, ...]) -> None:
-        """Without a paged cache there is nothing to take back."""
-
-    def counters(self) -> tuple[tuple[str, int], ...]:
-        return ()
-
     def end(self, uid: int) -> None:
         self._states.pop(uid, None)
 
     def close(self) -> None:
         self._states.clear()
-
-    @abstractmethod
-    def warm_up(self) -> None: ...
-
-    @abstractmethod
-    def execute(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]: ...
 
     @abstractmethod
     def _load(self, config: Any, source: Source) -> int:

@@ -15,7 +15,7 @@ from stages.models.synthetic.cache import BlockCache
 from stages.models.synthetic.faults import Faults
 from stages.models.synthetic.options import AT_LOAD, SyntheticOptions
 from stages.payload import Payload, Tensor
-from stages.runners.base import Emission, RowResult
+from stages.runners.base import Emission, ModelRunner, RowResult
 from stages.schedulers.base import KVCapacity, Row
 
 _REASON = "finish_reason"
@@ -52,7 +52,7 @@ _ENDED = Stream(ended=True)
 S = TypeVar("S", bound=State)
 
 
-class SyntheticRunner(ABC, Generic[S]):
+class SyntheticRunner(ModelRunner, ABC, Generic[S]):
     """Implements ModelRunner but for `compute`. `state` is what it keeps of a request, `tensor` the name of what its
     inputs carry."""
 
@@ -139,9 +139,6 @@ class SyntheticRunner(ABC, Generic[S]):
         if self._cache is not None:
             for uid in uids:
                 self._cache.forget(uid)
-
-    def counters(self) -> tuple[tuple[str, int], ...]:
-        return ()
 
     def end(self, uid: int) -> None:
         del self._states[uid]
