@@ -151,19 +151,12 @@ async def pieces(
     service: Service, choices: Sequence[Choice], dropped: asyncio.Event | None = None
 ) -> AsyncGenerator[tuple[Choice, OutputChunk], None]:
     """Of all choices, as they come; they go to one client, for whom `dropped` is as in `Service.chunks`."""
-    async with aclosing(sse.merged([_counted(service, choice, dropped) for choice in choices])) as chunks:
+    async with aclosing(sse.merged([service.chunks(choice.request, dropped) for choice in choices])) as chunks:
         async for at, chunk in chunks:
-            yield choices[at], chunk
-
-
-async def _counted(
-    service: Service, choice: Choice, dropped: asyncio.Event | None
-) -> AsyncGenerator[OutputChunk, None]:
-    """The length of the prompt is known as long as the request is."""
-    async with aclosing(service.chunks(choice.request, dropped)) as chunks:
-        async for chunk in chunks:
-            choice.prompt_tokens = service.prompts.of(choice.request.request_id)
-            yield chunk
+            choice = choices[at]
+            if (timeline := service.timelines.of(choice.request.request_id)) is not None:
+                choice.prompt_tokens = timeline.prompt_tokens
+            yield choice, chunk
 
 
 def _completion(service: Service, prepared: Prepared, choices: list[Choice]) -> dict[str, Any]:

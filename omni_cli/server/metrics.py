@@ -1,6 +1,6 @@
-"""Prometheus metrics from the events of a run, the same that the trace holds; and the prompts' lengths for `usage`.
+"""Prometheus metrics from the events of a run, the same that the trace holds.
 
-Both are listeners: they are called in the event loop's thread and must return at once.
+A listener: it is called in the event loop's thread and must return at once.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,6 @@ from omni_cli.runtime.events import (
 )
 from omni_cli.trace.summary import OPEN, RequestSummary, type_of
 from stages.events import (
-    InputReady,
     MessageGot,
     MessagePut,
     OutputProduced,
@@ -45,29 +44,6 @@ _RTF = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
 
 def stage_of(process: str) -> str:
     return process.rpartition(".")[0]
-
-
-class PromptTokens:
-    """How long each request's prompt is, as its first stage (one of `entries`) has counted it."""
-
-    def __init__(self, entries: frozenset[str]) -> None:
-        self._entries = entries
-        self._uids: dict[str, int] = {}
-        self._tokens: dict[int, int] = {}
-
-    def __call__(self, source: str, event: Event) -> None:
-        if isinstance(event, RequestAdmitted):
-            self._uids[event.request_id] = event.uid
-            self._tokens[event.uid] = 0
-        elif isinstance(event, InputReady) and stage_of(source) in self._entries and event.uid in self._tokens:
-            self._tokens[event.uid] = max(event.prompt_tokens, self._tokens[event.uid])
-
-    def of(self, request_id: str) -> int:
-        """0 until the first stage has the whole prompt."""
-        return self._tokens.get(self._uids.get(request_id, -1), 0)
-
-    def forget(self, request_id: str) -> None:
-        self._tokens.pop(self._uids.pop(request_id, -1), None)
 
 
 class Metrics:

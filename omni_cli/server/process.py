@@ -26,7 +26,7 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.events import Listener
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
-from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.metrics import Metrics
 from omni_cli.server.service import Service
 from omni_cli.server.starting import ACCEPT_AGAIN_S, HAS_TO_WAIT, NO_DESCRIPTOR, Starting
 from omni_cli.server.timelines import Timelines
@@ -61,11 +61,10 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
             log.info("files: %s", shown(folder.path))
             seen = _Seen(
                 metrics=Metrics(),
-                prompts=PromptTokens(frozenset(stage.name for stage in plan.entries)),
-                timelines=Timelines(),
+                timelines=Timelines(entries=frozenset(stage.name for stage in plan.entries)),
                 heard=LastHeard(),
             )
-            listeners: list[Listener] = [seen.metrics, seen.prompts, seen.timelines]
+            listeners: list[Listener] = [seen.metrics, seen.timelines]
             stages = deployed(
                 plan,
                 interrupts,
@@ -101,7 +100,6 @@ class _Seen:
     """Who hears the events."""
 
     metrics: Metrics
-    prompts: PromptTokens
     timelines: Timelines
     heard: LastHeard
 
@@ -123,7 +121,6 @@ async def _serve(
             engine=engine,
             admission=Admission(places, serve.max_queue),
             metrics=seen.metrics,
-            prompts=seen.prompts,
             timelines=seen.timelines,
             heard=seen.heard,
             max_buffered_bytes=serve.max_buffered_bytes,

@@ -14,7 +14,7 @@ from omni_cli.runtime.engine import OmniEngine
 from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
 from omni_cli.server.errors import ApiError
-from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.metrics import Metrics
 from omni_cli.server.timelines import Timelines
 from omni_cli.trace.why import LastHeard
 
@@ -31,7 +31,6 @@ class Service:
     engine: OmniEngine
     admission: Admission
     metrics: Metrics
-    prompts: PromptTokens
     timelines: Timelines
     max_buffered_bytes: int
     live: set[str] = field(default_factory=set)
@@ -99,7 +98,7 @@ class Service:
             filling.cancel()
             await asyncio.gather(filling, return_exceptions=True)
             self.live.discard(request.request_id)
-            self.prompts.forget(request.request_id)
+            self.timelines.leave(request.request_id)
 
 
 def _size(chunk: OutputChunk) -> int:

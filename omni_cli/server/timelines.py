@@ -4,6 +4,7 @@ The listener is called in the event loop's thread and returns at once. Of what h
 decides nothing, and `omni trace show` has the whole.
 """
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +17,7 @@ from omni_cli.runtime.events import (
     StageSubmitted,
 )
 from omni_cli.server.metrics import stage_of
-from stages.events import Scheduled, StageCancelled, StageFailed, StageFinished, StepDone
+from stages.events import InputReady, Scheduled, StageCancelled, StageFailed, StageFinished, StepDone
 
 _OUTCOMES = {RequestFinished: "finished", RequestFailed: "failed", RequestCancelled: "cancelled"}
 
@@ -34,13 +35,15 @@ class Lane:
 
 @dataclass(slots=True)
 class Timeline:
-    """A request from its admission on; `lanes` are all stages that it will pass."""
+    """A request from its admission on; `lanes` are all stages that it will pass, `prompt_tokens` what the first of them
+    has counted, 0 until it has the whole prompt."""
 
     uid: int
     admitted_ns: int
     lanes: dict[str, Lane]
     status: str = "running"
     ended_ns: int | None = None
+    prompt_tokens: int = 0
 
     def view(self, now_ns: int) -> dict[str, Any]:
         """In ms since the admission."""
@@ -63,21 +66,28 @@ class Timeline:
 
 @dataclass(slots=True)
 class Timelines:
-    """Of all requests that run, and of those that have ended as many as make `keep` with them; by their ids."""
+    """Of all requests whose callers are there, and of the latest `keep` that were left; by their ids. `entries` are the
+    stages that read prompts."""
 
+    entries: frozenset[str] = frozenset()
     keep: int = 256
     _by_id: dict[str, Timeline] = field(default_factory=dict)
     _by_uid: dict[int, Timeline] = field(default_factory=dict)
+    _left: deque[str] = field(default_factory=deque)
 
     def __call__(self, source: str, event: Event) -> None:
         if isinstance(event, StepDone):
             self._step(source, event)
         elif isinstance(event, RequestAdmitted):
-            self._admit(event)
+            new = Timeline(event.uid, event.t_ns, {stage: Lane() for stage in event.stages})
+            self._by_id[event.request_id] = self._by_uid[event.uid] = new
         elif (timeline := self._by_uid.get(getattr(event, "uid", 0))) is None:
             return
         elif isinstance(event, StageSubmitted):
             timeline.lanes[event.stage].submitted_ns = event.t_ns
+        elif isinstance(event, InputReady):
+            if stage_of(source) in self.entries:
+                timeline.prompt_tokens = max(event.prompt_tokens, timeline.prompt_tokens)
         elif isinstance(event, Scheduled):
             timeline.lanes[stage_of(source)].started_ns = event.t_ns
         elif isinstance(event, StageFinished | StageFailed | StageCancelled):
@@ -88,12 +98,12 @@ class Timelines:
     def of(self, request_id: str) -> Timeline | None:
         return self._by_id.get(request_id)
 
-    def _admit(self, event: RequestAdmitted) -> None:
-        timeline = Timeline(event.uid, event.t_ns, {stage: Lane() for stage in event.stages})
-        self._by_id[event.request_id] = self._by_uid[event.uid] = timeline
-        ended = [name for name, timeline in self._by_id.items() if timeline.ended_ns is not None]
-        for oldest in ended[: max(0, len(self._by_id) - self.keep)]:
-            self._by_uid.pop(self._by_id.pop(oldest).uid)
+    def leave(self, request_id: str) -> None:
+        """Its caller has all of it, or will not have more."""
+        if request_id in self._by_id:
+            self._left.append(request_id)
+        if len(self._left) > self.keep:
+            self._by_uid.pop(self._by_id.pop(self._left.popleft()).uid)
 
     def _step(self, source: str, event: StepDone) -> None:
         for row in event.rows:

@@ -22,7 +22,7 @@ from omni_cli.runtime.request import OmniRequest, OutputChunk
 from omni_cli.server.admission import Admission
 from omni_cli.server.app import create_app
 from omni_cli.server.errors import ApiError
-from omni_cli.server.metrics import Metrics, PromptTokens
+from omni_cli.server.metrics import Metrics
 from omni_cli.server.service import Service
 from omni_cli.server.timelines import Timelines
 from tests.integration.cli import ROOT
@@ -59,7 +59,7 @@ def app(*words: str, keys: tuple[str, ...] = (), error: Exception | None = None,
     loaded, plan = planned(f"recipe={recipe}", *words)
     service = Service(
         name="synthetic", loaded=loaded, plan=plan, engine=EchoEngine(error), admission=Admission(4, 4),
-        metrics=Metrics(), prompts=PromptTokens(frozenset({"thinker"})), timelines=Timelines(),
+        metrics=Metrics(), timelines=Timelines(entries=frozenset({"thinker"})),
         max_buffered_bytes=1 << 20,
     )  # fmt: skip
     return create_app(service, loaded.config.serve, keys)

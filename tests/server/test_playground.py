@@ -178,13 +178,15 @@ def test_the_page_runs_only_what_it_holds():
 def test_a_timeline_is_guarded_and_not_kept_for_ever():
     assert ask(app(keys=(KEY,)), "GET", "/v1/requests/none-0/timeline").status_code == 401
     assert ask(app(), "GET", "/v1/requests/none-0/timeline").json()["error"]["code"] == "request_not_found"
-    timelines = Timelines(keep=2)
+    timelines = Timelines(keep=1)
     for uid in range(3):
         timelines("omni", RequestAdmitted(t_ns=5, uid=uid, request_id=f"r{uid}", seed=1, outputs=("text",),
                                           stages=("thinker",), timeout_s=None))  # fmt: skip
         timelines("omni", StageSubmitted(t_ns=6, uid=uid, stage="thinker", process="thinker.0", waits_for=()))
         timelines("thinker.0", StageFinished(uid=0, t_ns=7, reason="stop", units=1))
-        timelines("omni", RequestFinished(uid=1, t_ns=8))
-    assert [timelines.of(f"r{uid}") is not None for uid in range(3)] == [True, False, True]  # r0 has not ended
+    timelines("omni", RequestFinished(uid=1, t_ns=8))
+    for left in ("r1", "r2", "never admitted"):
+        timelines.leave(left)
+    assert [timelines.of(f"r{uid}") is not None for uid in range(3)] == [True, False, True]  # r0 was not left
     view = timelines.of("r2").view(1_000_005)
     assert (view["status"], view["elapsed_ms"], view["stages"][0]["ended_ms"]) == ("running", 1.0, None)
