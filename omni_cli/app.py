@@ -8,7 +8,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from types import FrameType
@@ -23,28 +22,25 @@ from omni_cli.errors import ConfigError, OmniError
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_TERMINATED = 1, 130, 141, 143
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verb:
-    """`module` has the verb's typer application as `app`. A verb whose module is absent does not exist."""
-
-    module: str
-    help: str
-
-
 VERBS = {
-    "run": Verb(module="omni_cli.commands.run", help="Run requests through a pipeline of stage processes."),
-    "serve": Verb(module="omni_cli.commands.serve", help="Serve an OpenAI-compatible API over a pipeline."),
-    "plan": Verb(module="omni_cli.commands.plan", help="Show what would run where, and where each value comes from."),
-    "recipe": Verb(module="omni_cli.commands.recipe", help="List, show, copy and validate recipes."),
-    "trace": Verb(module="omni_cli.commands.trace", help="Show, check, replay and compare what runs have recorded."),
-    "bench": Verb(module="omni_cli.commands.bench", help="Measure throughput, latency and overheads."),
-    "eval": Verb(module="omni_cli.commands.eval", help="Ask a checkpoint what it should know, and score its answers."),
-    "doctor": Verb(module="omni_cli.commands.doctor", help="Look at versions, devices, limits and leftovers."),
+    "run": "Run requests through a pipeline of stage processes.",
+    "serve": "Serve an OpenAI-compatible API over a pipeline.",
+    "plan": "Show what would run where, and where each value comes from.",
+    "recipe": "List, show, copy and validate recipes.",
+    "trace": "Show, check, replay and compare what runs have recorded.",
+    "bench": "Measure throughput, latency and overheads.",
+    "eval": "Ask a checkpoint what it should know, and score its answers.",
+    "doctor": "Look at versions, devices, limits and leftovers.",
 }
 
 
+def module_of(verb: str) -> str:
+    """It has the verb's typer application as `app`. A verb whose module is absent does not exist."""
+    return f"omni_cli.commands.{verb}"
+
+
 def available_verbs() -> list[str]:
-    return [name for name, verb in VERBS.items() if find_spec(verb.module)]
+    return [verb for verb in VERBS if find_spec(module_of(verb))]
 
 
 _TYPER_COMPLETION = ("install_completion", "show_completion")  # typer gives them to every application; omni has its own
@@ -59,14 +55,14 @@ class _Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.list_commands(ctx):
             return None
-        return TyperCommand(cmd_name, help=VERBS[cmd_name].help)
+        return TyperCommand(cmd_name, help=VERBS[cmd_name])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         self.commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}  # for suggestions
         name, found, rest = super().resolve_command(ctx, args)
         if name is None or found is None:
             return name, found, rest
-        command = typer.main.get_command(import_module(VERBS[name].module).app)
+        command = typer.main.get_command(import_module(module_of(name)).app)
         command.name = name
         command.params = [param for param in command.params if param.name not in _TYPER_COMPLETION]
         if isinstance(command, TyperCommand):

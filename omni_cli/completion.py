@@ -49,9 +49,9 @@ def _candidates(before: Sequence[str], current: str) -> Iterable[str]:
 def _options(words: Sequence[str]) -> Iterator[str]:
     import typer
 
-    from omni_cli.app import VERBS
+    from omni_cli.app import module_of
 
-    command: Any = typer.main.get_command(import_module(VERBS[words[0]].module).app)
+    command: Any = typer.main.get_command(import_module(module_of(words[0])).app)
     for word in words[1:]:
         command = getattr(command, "commands", {}).get(word, command)
     for parameter in command.params:

@@ -73,19 +73,15 @@ class Choice:
 
     def message(self) -> dict[str, Any]:
         """The whole answer, as a message."""
-        spoken = None
+        content = self.text if "text" in self.request.outputs else None
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if self.sound is not None:
-            data, _ = self.sound.file()
-            spoken = {
+            message["audio"] = {
                 "id": self.audio_id,
-                "data": b64(data),
+                "data": b64(self.sound.file()[0]),
                 "expires_at": self.expires_at,
                 "transcript": self.text,
             }
-        content = self.text if "text" in self.request.outputs else None
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if spoken is not None:
-            message["audio"] = spoken
         return message
 
 
@@ -112,14 +108,12 @@ async def chat_completions(
         raise not_supported(service, request.url.path)
     preparer: Preparer = request.app.state.preparer
     streamed = bool(body.stream)
-    if body.stream_options is not None and not streamed:
-        raise bad_request("stream_options needs stream=true", param="stream_options")
     form = audio_format(body.audio.format if body.audio else "wav", param="audio.format", streamed=streamed)
     prepared = await preparer.chat(body, traceparent)
     choices = [make_choice(service, one, form, index) for index, one in enumerate(prepared.requests)]
     if streamed:
-        with_usage, dropped = body.stream_options is not None and body.stream_options.include_usage, asyncio.Event()
-        bodies = _bodies(service, prepared, choices, with_usage, dropped)
+        dropped = asyncio.Event()
+        bodies = _bodies(service, prepared, choices, body.with_usage, dropped)
         return await event_stream(request, service, prepared.requests, sse.events(bodies), dropped)
     await unless_client_leaves(request, collect(service, choices))
     return JSONResponse(_completion(service, prepared, choices))

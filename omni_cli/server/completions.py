@@ -33,8 +33,6 @@ async def completions(
     require_output(service, "text", request.url.path)
     if body.echo:
         raise bad_request("echo: the prompt is not repeated by this server", param="echo")
-    if body.stream_options is not None and not body.stream:
-        raise bad_request("stream_options needs stream=true", param="stream_options")
     if isinstance(body.prompt, list) and len(body.prompt) != 1:
         raise bad_request("prompt: one prompt a call", param="prompt")
     prompt = body.prompt if isinstance(body.prompt, str) else body.prompt[0]
@@ -44,10 +42,9 @@ async def completions(
     head = {"id": prepared.id, "object": "text_completion", "created": int(time.time()), "model": service.name}
     if body.stream:
         dropped = asyncio.Event()
-        with_usage = body.stream_options is not None and body.stream_options.include_usage
-        if with_usage:
+        if body.with_usage:
             head["usage"] = None
-        bodies = _bodies(service, head, choices, with_usage, dropped)
+        bodies = _bodies(service, head, choices, body.with_usage, dropped)
         return await event_stream(request, service, prepared.requests, sse.events(bodies), dropped)
     await unless_client_leaves(request, collect(service, choices))
     return JSONResponse(

@@ -107,10 +107,9 @@ class Preparer:
             image["format"] = body.output_format
         line = {"modalities": ["image"], "seed": body.seed, "timeout_s": body.timeout_s, "image": image}
         checked = request_line(line, self.service.loaded)
+        names = {"image.format": "output_format"}
         found_wrong = request_problems(self.service.plan, checked.request)
-        names = {"format": "output_format"}
-        bare = [replace(problem, key=problem.key.removeprefix("image.")) for problem in found_wrong]
-        problems = [replace(problem, key=names.get(problem.key, problem.key)) for problem in bare]
+        problems = [replace(p, key=names.get(p.key, p.key.removeprefix("image."))) for p in found_wrong]
         talk = await asyncio.to_thread(self._turn, body.prompt, pictures)
         problems += [replace(problem, key="image") for problem in content_problems(able, talk.messages)]
         if problems:
@@ -195,7 +194,9 @@ class Preparer:
         return builder.finish((turn,), "prompt")
 
     def _refuse_unsupported(self, body: Sampled) -> None:
-        """ApiError 400 for a setting that would change the answer and that nothing here follows."""
+        """ApiError 400 for a setting that says nothing, or would change the answer and is followed by nothing here."""
+        if body.stream_options is not None and not body.stream:
+            raise bad_request("stream_options needs stream=true", param="stream_options")
         has_weights = self.service.loaded.family.has_weights
         for name in _UNSUPPORTED if has_weights else (*_UNSUPPORTED, *_UNSUPPORTED_WITHOUT_WEIGHTS):
             if getattr(body, name, None):

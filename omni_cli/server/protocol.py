@@ -142,6 +142,11 @@ class Sampled(Body):
     sampling: Mapping[str, SamplingConfig] | None = None
     synthetic: Mapping[str, Any] | None = None
 
+    @property
+    def with_usage(self) -> bool:
+        """Whether a stream ends with its usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
 
 class ChatRequest(Sampled):
     """POST /v1/chat/completions."""
