@@ -16,7 +16,7 @@ from omni_cli.plan.admission import request_problems
 from omni_cli.plan.connector import Carriers
 from omni_cli.plan.devices import Inventory
 from omni_cli.plan.graph import Graph, check_topology, deployed
-from omni_cli.plan.memory import kv_plan, memory_problems, stage_memory
+from omni_cli.plan.memory import kv_plan, memory_problems
 from omni_cli.plan.model import EdgePlan, ExecutionPlan, ModelPlan, ReplicaPlan, StagePlan
 from omni_cli.plan.mps import mps_devices
 from omni_cli.plan.placement import Placement, place
@@ -225,7 +225,7 @@ def _assemble(
     def stage(name: str) -> StagePlan:
         topology = config.pipeline.stages[name]
         outputs = tuple(modality for modality, producer in graph.outputs.items() if producer == name)
-        memory = stage_memory(family, model.path, name, model.dtype)
+        memory = family.memory(model.path, name, model.dtype)
         made = StagePlan(
             name=name,
             execution_type=topology.execution_type,

@@ -10,20 +10,7 @@ from omni_cli.plan.devices import Inventory
 from omni_cli.plan.model import ExecutionPlan, KVPlan, StagePlan
 from omni_cli.plan.placement import Placement
 from stages.config import StageTuning
-from stages.errors import CheckpointError
 from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES, FamilyContract, StageMemory, step_bytes
-
-_UNKNOWN = StageMemory(weight_bytes=0)
-
-
-def stage_memory(family: FamilyContract, path: str, stage: str, dtype: str) -> StageMemory:
-    """All 0 where there is no formula, or the checkpoint's configuration lacks what it needs."""
-    if family.stage_memory is None or not path:
-        return _UNKNOWN
-    try:
-        return family.stage_memory(path, stage, dtype)
-    except (KeyError, CheckpointError):
-        return _UNKNOWN
 
 
 def kv_plan(
@@ -54,7 +41,7 @@ def _room(memory: StageMemory, placement: Placement, inventory: Inventory) -> in
 def memory_problems(plan: ExecutionPlan, family: FamilyContract, inventory: Inventory) -> Iterator[Problem]:
     """Stages that cannot hold their weights, or not the KV blocks as well, in what they are given of a device."""
     for stage in plan.stages:
-        memory = stage_memory(family, plan.model.path, stage.name, plan.model.dtype)
+        memory = family.memory(plan.model.path, stage.name, plan.model.dtype)
         held: dict[int, int] = {}
         for replica in stage.replicas:
             for index, device in enumerate(replica.devices):

@@ -8,6 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from stages.config import EdgeMode, ExecutionType, StageSpec, StageTuning
+from stages.errors import CheckpointError
 from stages.messages import ImageParams
 from stages.payload import Payload
 
@@ -210,6 +211,15 @@ class FamilyContract:
     feed: Callable[[str, str, RequestSize, Random], Feed] | None = None
     step_flops: Callable[[str, ImageParams, int], int] | None = None
     references: Mapping[str, str] = field(default_factory=dict)
+
+    def memory(self, model_path: str, stage: str, dtype: str) -> StageMemory:
+        """All 0 where there is no formula, or the checkpoint lacks what it needs: loading names that."""
+        try:
+            if self.stage_memory is not None and model_path:
+                return self.stage_memory(model_path, stage, dtype)
+        except (KeyError, CheckpointError):
+            pass
+        return StageMemory(weight_bytes=0)
 
 
 def contract(family: str) -> FamilyContract:

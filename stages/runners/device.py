@@ -3,7 +3,7 @@
 import torch
 
 from stages.config import StageSpec
-from stages.errors import CheckpointError, StageError
+from stages.errors import StageError
 from stages.models.registry import contract, step_bytes
 
 
@@ -24,21 +24,11 @@ def open_device(spec: StageSpec) -> torch.device:
 
 def check_memory(spec: StageSpec, index: int, free: int, total: int) -> None:
     """StageError if the device has less left than the stage takes, whoever has the rest. Sizes in bytes."""
-    need = _weight_bytes(spec, index) + step_bytes(spec.execution_type, spec.tuning)
+    held = contract(spec.family).memory(spec.model.path, spec.stage, spec.model.dtype)
+    need = held.weights_of(index) + step_bytes(spec.execution_type, spec.tuning)
     if need > free:
         raise StageError(
             f"stage {spec.stage} needs {need / 2**30:.1f} GiB for its weights and a step, but device "
             f"{spec.devices[index]} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free: end what else runs "
             f"on it, or choose another with deploy.stages.{spec.stage}.devices"
         )
-
-
-def _weight_bytes(spec: StageSpec, index: int) -> int:
-    """By the family's formula; 0 where there is none, or the checkpoint lacks what it needs: loading names that."""
-    formula = contract(spec.family).stage_memory
-    try:
-        if formula is None:
-            return 0
-        return formula(spec.model.path, spec.stage, spec.model.dtype).weights_of(index)
-    except (KeyError, CheckpointError):
-        return 0

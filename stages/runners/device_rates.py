@@ -22,7 +22,6 @@ COPY_FACT, MATMUL_FACT = "copy_bytes_per_s", "matmul_flop_per_s"
 # Far more than any cache holds, and products large enough to keep all of the device busy.
 _GPU_BYTES, _CPU_BYTES = 2 << 30, 256 << 20
 _GPU_SIDE, _CPU_SIDE = 8192, 1024
-_TIMES = 10
 
 
 def tell_device_rates(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
@@ -38,8 +37,8 @@ def tell_device_rates(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
     factor = torch.randn(side, side, device=device).to(getattr(torch, spec.model.dtype))
     product = torch.empty_like(factor)
     facts = (
-        (COPY_FACT, f"{2 * size / _seconds(device, lambda: target.copy_(source)):.0f}"),
-        (MATMUL_FACT, f"{2 * side**3 / _seconds(device, lambda: torch.mm(factor, factor, out=product)):.0f}"),
+        (COPY_FACT, f"{2 * size / seconds(device, lambda: target.copy_(source)):.0f}"),
+        (MATMUL_FACT, f"{2 * side**3 / seconds(device, lambda: torch.mm(factor, factor, out=product)):.0f}"),
     )
     ready = ProcessReady(t_ns=time.monotonic_ns(), pid=os.getpid(), facts=facts)
     outbox.put(StepReport(process=spec.process, seq=0, events=(ready,)))
@@ -47,10 +46,10 @@ def tell_device_rates(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
         pass
 
 
-def _seconds(device: "torch.device", work: Callable[[], object]) -> float:
-    """The median of a few times, after one that does not count."""
+def seconds(device: "torch.device", work: Callable[[], object], times: int = 10) -> float:
+    """The median of so many times, after one that does not count."""
     took = []
-    for _ in range(_TIMES + 1):
+    for _ in range(times + 1):
         start = time.perf_counter()
         work()
         if device.type == "cuda":

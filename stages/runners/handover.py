@@ -8,7 +8,6 @@ import itertools
 import os
 import time
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING
 
 from stages.config import StageSpec
@@ -19,6 +18,7 @@ from stages.events import LeaseReleased, MessageGot, MessagePut, ProcessReady, S
 from stages.lease import first_number
 from stages.messages import Deliver, Reclaim, Stop, StreamMessage
 from stages.payload import Payload
+from stages.runners.device_rates import seconds
 from stages.worker.channel import Inbox, Outbox
 
 if TYPE_CHECKING:
@@ -164,14 +164,7 @@ def _copy_us(nbytes: int, device: "torch.device") -> float:
 
     source = torch.ones(nbytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times = []
-    for _ in range(_TIMES):
-        _wait(device)
-        start_ns = time.monotonic_ns()
-        target.copy_(source)
-        _wait(device)
-        times.append((time.monotonic_ns() - start_ns) / 1e3)
-    return median(times)
+    return seconds(device, lambda: target.copy_(source), _TIMES) * 1e6
 
 
 def _wait(device: "torch.device") -> None:
