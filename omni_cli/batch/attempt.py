@@ -20,12 +20,9 @@ class Attempt:
         self.seed: int | None = None
         self.metrics: dict[str, float] = {}
         self._assembler = OutputAssembler(task.outputs)
+        self.outputs: Mapping[str, OmniOutput] = self._assembler.outputs
         self._clock = clock
         self._start_s = clock()
-
-    @property
-    def outputs(self) -> Mapping[str, OmniOutput]:
-        return self._assembler.outputs
 
     def start(self, request: OmniRequest) -> None:
         self.seed = request.seed

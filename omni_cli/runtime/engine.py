@@ -249,7 +249,7 @@ class OmniEngine:
             self._orchestrator.died(client.process, cause)
 
     def _on_started(self, process: str, generation: int) -> None:
-        self._orchestrator.started(process, generation)
+        self._orchestrator.replicas.started(process, generation)
         self._turn_soon()
 
     def _on_not_started(self, process: str, generation: int, cause: str, final: bool) -> None:
@@ -268,7 +268,7 @@ class OmniEngine:
     def _flush(self) -> None:
         for process, turn in self._orchestrator.take_turns().items():
             self._supervisor.clients[process].send(turn)
-        self._supervisor.carry_out(self._orchestrator.take_orders())
+        self._supervisor.carry_out(self._orchestrator.replicas.take_orders())
         if self._orchestrator.idle:
             self._idle.set()
         else:
@@ -276,7 +276,7 @@ class OmniEngine:
         self._set_timer()
 
     def _set_timer(self) -> None:
-        due = (self._orchestrator.next_deadline_ns(), self._orchestrator.replicas.next_due_ns())
+        due = (self._orchestrator.deadlines.next_ns(), self._orchestrator.replicas.next_due_ns())
         deadline_ns = min((at for at in due if at is not None), default=None)
         if deadline_ns == self._deadline_ns:
             return

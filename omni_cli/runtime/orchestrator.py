@@ -24,7 +24,6 @@ from omni_cli.runtime.lifecycle import (
 )
 from omni_cli.runtime.media_gate import MediaGate
 from omni_cli.runtime.processes import OutputPort
-from omni_cli.runtime.replicas import Order
 from omni_cli.runtime.request import OmniRequest, OutputChunk, RequestEnd
 from omni_cli.runtime.retry import Retries
 from omni_cli.runtime.router import Router
@@ -49,8 +48,8 @@ class Orchestrator:
     """One request after the other, from admission to its end.
 
     `clock` gives CLOCK_MONOTONIC in ns. `on_chunk(uid, chunk)` and `on_end(uid, end)` hear what the caller of the
-    request shall hear. After any call, `take_turns()` has the commands, `take_orders()` what is to be done with
-    processes.
+    request shall hear. After any call, `take_turns()` has the commands, and `replicas.take_orders()` what is to be done
+    with processes. `deadlines` and `replicas` know when it is time for `expire`, and for further orders.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class Orchestrator:
         self.lifecycle, self.ledger, self.replicas = self._books.lifecycle, self._books.ledger, self._books.replicas
         self._emit, self._say, self._drop = self._books.enter, self._books.say, self._books.drop
         self._flights: dict[int, Flight] = {}
-        self._deadlines = Deadlines()
+        self.deadlines = Deadlines()
         self._retries = Retries(plan, self._books, self._flights)
         self._dispatcher = Dispatcher(self._books, self._flights, media, self._retries, self._fail)
 
@@ -94,14 +93,6 @@ class Orchestrator:
         }
         reading = {holding.reader for holding in self.ledger.live() if holding.reader}
         return frozenset(process for process in working | reading if self.replicas.lives(process))
-
-    def next_deadline_ns(self) -> int | None:
-        """Of a request; `replicas` has a time of its own."""
-        return self._deadlines.next_ns()
-
-    def take_orders(self) -> list[Order]:
-        """What is to be done with processes since the last call, now that it is this late."""
-        return self.replicas.take_orders()
 
     def take_turns(self, enter: bool = True) -> dict[str, Turn]:
         """Lets in who is waiting, unless not to; then says what each worker has to be told since the last call, in
@@ -131,7 +122,7 @@ class Orchestrator:
             )
         )
         if request.timeout_s is not None:
-            self._deadlines.set(uid, now + round(request.timeout_s * 1e9))
+            self.deadlines.set(uid, now + round(request.timeout_s * 1e9))
         self._dispatcher.admit(uid)
 
     def report(self, report: StepReport) -> None:
@@ -186,10 +177,6 @@ class Orchestrator:
             self._fail(uid, ErrorInfo(kind="ProcessDied", message=message, fault="server", stage=stage))
         self._close_if_over(uid)
 
-    def started(self, process: str, generation: int) -> None:
-        """The next life of a dead worker has begun; it says itself when it is ready."""
-        self.replicas.started(process, generation)
-
     def not_started(self, process: str, generation: int, cause: str, *, final: bool) -> None:
         """The next life of a dead worker could not begin; `final`: nor will that of any other."""
         now = self._clock()
@@ -208,7 +195,7 @@ class Orchestrator:
 
     def expire(self) -> None:
         """Fails every request whose time is up."""
-        for uid in self._deadlines.take_due(self._clock()):
+        for uid in self.deadlines.take_due(self._clock()):
             stages = self.lifecycle.requests[uid].stages
             flight = self._flights[uid]
             places = [f"{s.process} {s.state}" for s in stages.values() if s.state not in STAGE_ENDED]
@@ -303,7 +290,7 @@ class Orchestrator:
             )
         )
         if all(o.state in (Output.FINISHED, Output.EMPTY) for o in record.outputs.values()):
-            self._deadlines.clear(uid)
+            self.deadlines.clear(uid)
             self._emit(events.RequestFinished(t_ns=self._clock(), uid=uid))
             self._on_end(uid, RequestEnd(outcome="finished"))
 
@@ -322,7 +309,7 @@ class Orchestrator:
                 self._finish_output(uid, modality, outcome)
 
     def _wind_down(self, uid: int) -> None:
-        self._deadlines.clear(uid)
+        self.deadlines.clear(uid)
         for stage in self._flights[uid].parked:
             self.replicas.pools[stage].release(uid)
         self._flights[uid].parked.clear()

@@ -170,7 +170,7 @@ class Replay:
         self.now_ns = max(self.now_ns, head.event.t_ns)
         if not self.inputs % _TURNS:
             self.orchestrator.take_turns(enter=False)
-        at, due_ns = self.script.line, self.orchestrator.next_deadline_ns()
+        at, due_ns = self.script.line, self.orchestrator.deadlines.next_ns()
         if due_ns is not None and self.now_ns > due_ns + LATE_NS:
             self._settle()
             self._cause = (at, None)
@@ -251,7 +251,8 @@ class Replay:
     def _begin(self, event: ProcessStarted | ProcessNotStarted) -> None:
         """Another life, which has to be ordered by now: of that decision only the outcome is recorded."""
         process, generation = event.process, event.generation
-        self._starts |= {(o.process, o.generation) for o in self.orchestrator.take_orders() if isinstance(o, Start)}
+        orders = self.orchestrator.replicas.take_orders()
+        self._starts |= {(order.process, order.generation) for order in orders if isinstance(order, Start)}
         if (process, generation) not in self._starts:
             self._diverge(event, None, f"{process} is not to be started again, or not yet")
         elif isinstance(event, ProcessNotStarted):
@@ -259,7 +260,7 @@ class Replay:
         else:
             self.dead.discard(process)
             self.generations[process] = generation
-            self.orchestrator.started(process, generation)
+            self.orchestrator.replicas.started(process, generation)
 
     def _is_late(self, uid: int) -> bool:
         """Whether the request fails next because its time is up; a trace that ends before it says why may mean that."""
@@ -285,7 +286,7 @@ class Replay:
 
     def _expire(self, t_ns: int) -> None:
         """The timer runs out, if there is one that is due by then."""
-        due_ns = self.orchestrator.next_deadline_ns()
+        due_ns = self.orchestrator.deadlines.next_ns()
         if due_ns is not None and due_ns <= t_ns:
             self._alarm_ns = due_ns
             try:

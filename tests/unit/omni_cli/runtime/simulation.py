@@ -276,7 +276,7 @@ class World:
         for process, turn in self.orchestrator.take_turns().items():
             assert isinstance(turn, Turn)
             self.stages[process].inbox.extend(turn.commands)
-        for order in self.orchestrator.take_orders():
+        for order in self.orchestrator.replicas.take_orders():
             if isinstance(order, Start):
                 self.starts.append(order)
             elif isinstance(order, Condemn):
@@ -313,7 +313,7 @@ class World:
         self.lives[order.process].append(order.generation)
         if well:
             self.stages[order.process] = self.make_stage(order.process, order.generation)
-            self.orchestrator.started(order.process, order.generation)
+            self.orchestrator.replicas.started(order.process, order.generation)
         else:
             self.over.add((order.process, order.generation))
             self.orchestrator.not_started(order.process, order.generation, "no room", final=final)
