@@ -13,7 +13,7 @@ from stages.messages import StageRequest
 from stages.models.qwen3_omni.code2wav import ChunkedDecoder, DecodeCounts, Piece
 from stages.models.qwen3_omni.code2wav_exact import ExactDecoder
 from stages.models.qwen3_omni.contract import CHUNK_FRAMES, SAMPLE_RATE_HZ
-from stages.models.qwen3_omni.modules import Source, code2wav_module
+from stages.models.qwen3_omni.modules import Source, stage_module
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.payload import Payload
 from stages.runners.base import Output, RowResult
@@ -64,7 +64,7 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
     _counts = DecodeCounts()
 
     def _load(self, config: Any, source: Source) -> int:
-        module, held = code2wav_module(config, source)
+        module, held = stage_module("code2wav", config, source)
         self._decoder: Decoder
         if self._spec.tuning.decode == "transformers":
             self._decoder = ChunkedDecoder(module, device=source.device)

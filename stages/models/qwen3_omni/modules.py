@@ -73,32 +73,29 @@ def route(state: Mapping[str, torch.Tensor]) -> Callable[[str], Slot | None]:
     return find
 
 
-def _module(kind: Any, config: Any, source: Source, prefix: str) -> tuple[Any, int]:
-    module = build(lambda: kind._from_config(config, dtype=source.dtype), device=source.device, dtype=source.dtype)
+_KINDS = {
+    "thinker": modeling.Qwen3OmniMoeThinkerForConditionalGeneration,
+    "talker": modeling.Qwen3OmniMoeTalkerForConditionalGeneration,  # with its code predictor
+    "code2wav": modeling.Qwen3OmniMoeCode2Wav,
+}
+
+
+def stage_module(stage: str, config: Any, source: Source) -> tuple[Any, int]:
+    """transformers' module of the stage, and its bytes."""
+    own = getattr(config, f"{stage}_config")
+    made = build(lambda: _KINDS[stage]._from_config(own, dtype=source.dtype), device=source.device, dtype=source.dtype)
+    return made, fill(made, stage, source)
+
+
+def fill(module: nn.Module, stage: str, source: Source) -> int:
+    """The stage's values; returns the bytes. Those of `load_format=dummy` are random, the same for every version's
+    names and every process."""
     if source.dummy:
-        return module, fill_dummy(module)
+        return fill_random(
+            module, seed=DUMMY_SEED, name_as=lambda name: name.replace("model.language_model.", "model.")
+        )
     state = module.state_dict(keep_vars=True)
-    return module, load_weights(module, source.folder, prefix=prefix, route=route(state))
-
-
-def fill_dummy(module: nn.Module) -> int:
-    """Random values of `load_format=dummy`, the same for every version's names and every process; returns the bytes."""
-    return fill_random(module, seed=DUMMY_SEED, name_as=lambda name: name.replace("model.language_model.", "model."))
-
-
-def thinker_module(config: Any, source: Source) -> tuple[Any, int]:
-    """Qwen3OmniMoeThinkerForConditionalGeneration and its bytes."""
-    return _module(modeling.Qwen3OmniMoeThinkerForConditionalGeneration, config.thinker_config, source, "thinker.")
-
-
-def talker_module(config: Any, source: Source) -> tuple[Any, int]:
-    """Qwen3OmniMoeTalkerForConditionalGeneration, with its code predictor, and its bytes."""
-    return _module(modeling.Qwen3OmniMoeTalkerForConditionalGeneration, config.talker_config, source, "talker.")
-
-
-def code2wav_module(config: Any, source: Source) -> tuple[Any, int]:
-    """Qwen3OmniMoeCode2Wav and its bytes."""
-    return _module(modeling.Qwen3OmniMoeCode2Wav, config.code2wav_config, source, "code2wav.")
+    return load_weights(module, source.folder, prefix=f"{stage}.", route=route(state))
 
 
 def thinker_embedding(config: Any, source: Source) -> torch.Tensor:

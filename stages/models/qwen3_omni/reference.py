@@ -28,16 +28,14 @@ from stages.events import (
 )
 from stages.messages import StageRequest, StreamMessage
 from stages.models.qwen3_omni.contract import SAMPLE_RATE_HZ
-from stages.models.qwen3_omni.modules import Source, ThinkerParts, fill_dummy, read_config, route
+from stages.models.qwen3_omni.modules import Source, ThinkerParts, fill, read_config
 from stages.models.qwen3_omni.processing import load_processor
 from stages.models.registry import ReferenceOptions
 from stages.payload import Payload, PayloadRef, TensorSpec
-from stages.runners.loading import build, load_weights
+from stages.runners.loading import build
 from stages.runners.reference import serve, within_message
 from stages.runners.tensors import array_payload
 from stages.worker.channel import Inbox, Outbox
-
-_PARTS = ("thinker", "talker", "code2wav")
 
 
 def run(spec: StageSpec, inbox: Inbox, outbox: Outbox) -> None:
@@ -66,17 +64,10 @@ class Reference:
             device=source.device,
             dtype=dtype,
         )
-        held = sum(self._fill(part) for part in _PARTS)
+        # With the very values that the stages have.
+        held = sum(fill(getattr(self._model, part), part, source) for part in ("thinker", "talker", "code2wav"))
         self._shipped = self._model.get_experts_implementation()
         self.facts = (("device", str(source.device)), ("dtype", spec.model.dtype), ("weight_bytes", str(held)))
-
-    def _fill(self, part: str) -> int:
-        """With the very values that the stage has; returns the bytes."""
-        module = getattr(self._model, part)
-        if self._source.dummy:
-            return fill_dummy(module)
-        state = module.state_dict(keep_vars=True)
-        return load_weights(module, self._source.folder, prefix=f"{part}.", route=route(state))
 
     def answer(self, request: StageRequest) -> dict[str, list[StageEvent]]:
         """Greedy, to the limits that `request.options` sets. What each stage would have told, by process."""

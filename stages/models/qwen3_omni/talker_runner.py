@@ -12,7 +12,7 @@ from stages.errors import RequestRefused
 from stages.events import FinishReason
 from stages.messages import Sampling, StageRequest
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR, sampling_defaults
-from stages.models.qwen3_omni.modules import Source, talker_module, thinker_embedding
+from stages.models.qwen3_omni.modules import Source, stage_module, thinker_embedding
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
 from stages.models.qwen3_omni.packed_steps import TalkerSteps
 from stages.models.qwen3_omni.talker import Frames, Talker
@@ -61,7 +61,7 @@ class TalkerRunner(PackedRunner[TalkerRequest]):
     _steps: TalkerSteps
 
     def _load(self, config: Any, source: Source) -> int:
-        module, held = talker_module(config, source)
+        module, held = stage_module("talker", config, source)
         embedding = thinker_embedding(config, source)
         with torch.inference_mode():
             table = torch.cat([module.text_projection(rows) for rows in embedding.split(_PROJECTED_ROWS)])

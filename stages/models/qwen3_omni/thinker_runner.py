@@ -13,7 +13,7 @@ from stages.messages import ChatMessage, Part, Sampling, StageRequest
 from stages.models.qwen3_omni.defaults import sampling_defaults
 from stages.models.qwen3_omni.encoders import FeatureCache, Features, Medium
 from stages.models.qwen3_omni.logprobs import TokenReport, log_payload, reports
-from stages.models.qwen3_omni.modules import Source, thinker_module
+from stages.models.qwen3_omni.modules import Source, stage_module
 from stages.models.qwen3_omni.packed_runner import PackedRunner, ends
 from stages.models.qwen3_omni.packed_steps import ThinkerSteps
 from stages.models.qwen3_omni.processing import Array, ModelInputs, load_processor
@@ -69,7 +69,7 @@ class ThinkerRunner(PackedRunner[ThinkerRequest]):
     _steps: ThinkerSteps
 
     def _load(self, config: Any, source: Source) -> int:
-        module, held = thinker_module(config, source)
+        module, held = stage_module("thinker", config, source)
         decoder = config.thinker_config.text_config
         self._context = int(decoder.max_position_embeddings)
         self._end_token = int(config.im_end_token_id)

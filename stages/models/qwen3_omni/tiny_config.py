@@ -184,51 +184,42 @@ def generation_config() -> dict[str, Any]:
     }
 
 
+_IMAGE: dict[str, Any] = {
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+    "patch_size": 16,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+}
+_PIXELS = (32 * 32, 256 * 256)
+_AUDIO = {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128, "return_attention_mask": True}
+
+
 def preprocessor_config() -> dict[str, Any]:
     """`preprocessor_config.json`: image processor and audio feature extractor, flat, as published."""
     return {
         "processor_class": "Qwen3OmniMoeProcessor",
         "image_processor_type": "Qwen2VLImageProcessor",
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-        "min_pixels": 32 * 32,
-        "max_pixels": 256 * 256,
-        "patch_size": 16,
-        "temporal_patch_size": 2,
-        "merge_size": 2,
-        "feature_extractor_type": "WhisperFeatureExtractor",
-        "feature_size": 128,
-        "sampling_rate": 16000,
-        "hop_length": 160,
-        "n_fft": 400,
-        "n_samples": 4800000,
-        "nb_max_frames": 30000,
-        "padding_side": "right",
-        "padding_value": 0.0,
-        "dither": 0.0,
-        "return_attention_mask": True,
+        **_IMAGE,
+        "min_pixels": _PIXELS[0],
+        "max_pixels": _PIXELS[1],
+        **_AUDIO,
     }
 
 
 def processor_config() -> dict[str, Any]:
     """`processor_config.json`: the same processors, nested, plus the video processor."""
-    flat = preprocessor_config()
-    image = {k: flat[k] for k in ("image_processor_type", "image_mean", "image_std", "patch_size",
-                                  "temporal_patch_size", "merge_size")}  # fmt: skip
-    audio = {k: flat[k] for k in ("feature_extractor_type", "feature_size", "sampling_rate", "hop_length", "n_fft",
-                                  "n_samples", "nb_max_frames", "padding_side", "padding_value", "dither",
-                                  "return_attention_mask")}  # fmt: skip
-    video = {k: v for k, v in image.items() if k != "image_processor_type"}
     return {
         "processor_class": "Qwen3OmniMoeProcessor",
         "image_processor": {
-            **image,
-            "size": {"shortest_edge": flat["min_pixels"], "longest_edge": flat["max_pixels"]},
+            "image_processor_type": "Qwen2VLImageProcessor",
+            **_IMAGE,
+            "size": {"shortest_edge": _PIXELS[0], "longest_edge": _PIXELS[1]},
         },
-        "feature_extractor": audio,
+        "feature_extractor": _AUDIO,
         "video_processor": {
             "video_processor_type": "Qwen2VLVideoProcessor",
-            **video,
+            **_IMAGE,
             "size": {"shortest_edge": 32 * 32, "longest_edge": 128 * 128},
         },
     }

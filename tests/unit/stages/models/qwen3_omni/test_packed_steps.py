@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stages.models.qwen3_omni.defaults import CODE_PREDICTOR
-from stages.models.qwen3_omni.modules import Source, read_config, talker_module, thinker_module
+from stages.models.qwen3_omni.modules import Source, read_config, stage_module
 from stages.models.qwen3_omni.packed_steps import Buckets, TalkerSteps, ThinkerSteps
 from stages.models.qwen3_omni.talker import Frames, Talker
 from stages.models.qwen3_omni.thinker import Thinker
@@ -45,7 +45,7 @@ def noisy_cache(decoder: Any) -> tuple[PagedCache, StepLayout, StepLayout]:
 @torch.inference_mode()
 def test_thinker(folder: Path) -> None:
     config = read_config(folder)
-    module, _ = thinker_module(config, Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False))
+    module, _ = stage_module("thinker", config, Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False))
     cache, layout, chunks = noisy_cache(config.thinker_config.text_config)
     thinker = Thinker(module, cache, accept_layer=1, device=CPU)
     steps = ThinkerSteps(thinker, cache, BUCKETS)
@@ -77,7 +77,7 @@ def test_thinker(folder: Path) -> None:
 @pytest.mark.parametrize("drawn", [False, True])
 def test_talker(folder: Path, drawn: bool) -> None:
     config = read_config(folder)
-    module, _ = talker_module(config, Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False))
+    module, _ = stage_module("talker", config, Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False))
     decoder = config.talker_config.text_config
     cache, layout, chunks = noisy_cache(decoder)
     talker = Talker(module, torch.randn(60, decoder.hidden_size), cache, config, slots=SLOTS, predictor=CODE_PREDICTOR)

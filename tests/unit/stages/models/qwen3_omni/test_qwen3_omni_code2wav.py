@@ -22,7 +22,7 @@ TOLERANCE = 1e-4
 @pytest.fixture(scope="module")
 def module(tiny_folder: Path) -> Any:
     source = modules.Source(folder=tiny_folder, device=CPU, dtype=torch.float32, dummy=False)
-    return modules.code2wav_module(modules.read_config(tiny_folder), source)[0]
+    return modules.stage_module("code2wav", modules.read_config(tiny_folder), source)[0]
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ SAMPLED = SamplingParams(max_tokens=1, temperature=1.0, top_k=50, top_p=0.8)
 
 def load(folder: Path) -> Any:
     source = modules.Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False)
-    return modules.talker_module(modules.read_config(folder), source)[0].code_predictor
+    return modules.stage_module("talker", modules.read_config(folder), source)[0].code_predictor
 
 
 @pytest.fixture(scope="module")

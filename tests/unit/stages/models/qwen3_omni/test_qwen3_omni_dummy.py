@@ -9,7 +9,7 @@ import torch
 
 from stages.messages import Sampling
 from stages.models.qwen3_omni.contract import check_model
-from stages.models.qwen3_omni.modules import Source, read_config, thinker_embedding, thinker_module
+from stages.models.qwen3_omni.modules import Source, read_config, stage_module, thinker_embedding
 from tests.integration.in_process import Asked, Pipeline
 
 SHIFT = 900
@@ -36,7 +36,7 @@ def folder(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_talker_embeds_text_with_the_very_values_of_the_thinker(folder: Path) -> None:
     source = Source(folder=folder, device=torch.device("cpu"), dtype=torch.float32, dummy=True)
     config = read_config(folder)
-    thinker, _ = thinker_module(config, source)
+    thinker, _ = stage_module("thinker", config, source)
     assert torch.equal(thinker_embedding(config, source), thinker.get_input_embeddings().weight)
 
 

@@ -21,7 +21,7 @@ CLIPS = [NOISE.standard_normal(samples).astype(np.float32) * 0.1 for samples in 
 @pytest.fixture(scope="module")
 def module(tiny_folder: Path) -> Any:
     source = modules.Source(folder=tiny_folder, device=CPU, dtype=torch.float32, dummy=False)
-    return modules.thinker_module(modules.read_config(tiny_folder), source)[0]
+    return modules.stage_module("thinker", modules.read_config(tiny_folder), source)[0]
 
 
 @pytest.fixture(scope="module")

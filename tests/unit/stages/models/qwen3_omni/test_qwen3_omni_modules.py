@@ -13,11 +13,7 @@ from stages.errors import CheckpointError
 from stages.models.qwen3_omni import modules
 
 CPU = torch.device("cpu")
-LOADERS = {
-    "thinker": modules.thinker_module,
-    "talker": modules.talker_module,
-    "code2wav": modules.code2wav_module,
-}
+STAGES = ("thinker", "talker", "code2wav")
 
 
 def source(folder: Path, *, dummy: bool = False, dtype: torch.dtype = torch.float32) -> modules.Source:
@@ -36,13 +32,13 @@ def sharded(whole: Any, tiny_folder: Path, tmp_path_factory: pytest.TempPathFact
     return folder
 
 
-@pytest.mark.parametrize("stage", LOADERS)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("layout", ["published", "sharded"])
 def test_equal_to_the_part_of_the_whole_model(
     whole: Any, tiny_folder: Path, sharded: Path, stage: str, layout: str
 ) -> None:
     folder = tiny_folder if layout == "published" else sharded
-    module, held = LOADERS[stage](modules.read_config(folder), source(folder))
+    module, held = modules.stage_module(stage, modules.read_config(folder), source(folder))
     expected = {**dict(getattr(whole, stage).named_parameters()), **dict(getattr(whole, stage).named_buffers())}
     found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     assert found.keys() == expected.keys()
@@ -60,9 +56,9 @@ def test_a_stage_reads_its_own_shards_only(sharded: Path, tmp_path: Path) -> Non
     for file in removed:
         (folder / file).unlink()
     config = modules.read_config(folder)
-    modules.code2wav_module(config, source(folder))
+    modules.stage_module("code2wav", config, source(folder))
     with pytest.raises(CheckpointError, match="no such file"):
-        modules.thinker_module(config, source(folder))
+        modules.stage_module("thinker", config, source(folder))
 
 
 def test_a_missing_expert_is_named(sharded: Path, tmp_path: Path) -> None:
@@ -71,14 +67,14 @@ def test_a_missing_expert_is_named(sharded: Path, tmp_path: Path) -> None:
     del index["weight_map"]["talker.model.layers.1.mlp.experts.3.up_proj.weight"]
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=r"missing .*talker\.model\.layers\.1\.mlp\.experts\.gate_up_proj"):
-        modules.talker_module(modules.read_config(folder), source(folder))
+        modules.stage_module("talker", modules.read_config(folder), source(folder))
 
 
-@pytest.mark.parametrize("stage", LOADERS)
+@pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dummy_fills_every_parameter(tiny_folder: Path, tmp_path: Path, stage: str, dtype: torch.dtype) -> None:
     shutil.copy(tiny_folder / "config.json", tmp_path)
-    module, _ = LOADERS[stage](modules.read_config(tmp_path), source(tmp_path, dummy=True, dtype=dtype))
+    module, _ = modules.stage_module(stage, modules.read_config(tmp_path), source(tmp_path, dummy=True, dtype=dtype))
     for name, parameter in module.named_parameters():
         assert parameter.dtype == dtype
         assert torch.isfinite(parameter).all(), name
@@ -88,8 +84,10 @@ def test_dummy_fills_every_parameter(tiny_folder: Path, tmp_path: Path, stage: s
 
 def test_computed_buffers_are_those_of_transformers_in_bfloat16(tiny_folder: Path) -> None:
     whole = Qwen3OmniMoeForConditionalGeneration.from_pretrained(tiny_folder, dtype=torch.bfloat16)
-    for stage, load in LOADERS.items():
-        module, _ = load(modules.read_config(tiny_folder), source(tiny_folder, dtype=torch.bfloat16))
+    for stage in STAGES:
+        module, _ = modules.stage_module(
+            stage, modules.read_config(tiny_folder), source(tiny_folder, dtype=torch.bfloat16)
+        )
         for name, buffer in getattr(whole, stage).named_buffers():
             assert torch.equal(module.get_buffer(name), buffer), f"{stage}.{name}"
 
@@ -98,7 +96,7 @@ def test_computed_buffers_are_those_of_transformers_in_bfloat16(tiny_folder: Pat
 def test_the_embedding_table_is_the_thinker_s(tiny_folder: Path, dummy: bool) -> None:
     config = modules.read_config(tiny_folder)
     table = modules.thinker_embedding(config, source(tiny_folder, dummy=dummy))
-    thinker, _ = modules.thinker_module(config, source(tiny_folder, dummy=dummy))
+    thinker, _ = modules.stage_module("thinker", config, source(tiny_folder, dummy=dummy))
     own = thinker.get_input_embeddings().weight
     assert table.shape == own.shape
     assert dummy or torch.equal(table, own)

@@ -20,8 +20,8 @@ def stack(request: pytest.FixtureRequest, tiny_folder: Path) -> Any:
     config = modules.read_config(tiny_folder)
     source = modules.Source(folder=tiny_folder, device=CPU, dtype=torch.float32, dummy=False)
     if request.param == "thinker":
-        return modules.ThinkerParts.of(modules.thinker_module(config, source)[0]).text
-    return modules.talker_module(config, source)[0].model
+        return modules.ThinkerParts.of(modules.stage_module("thinker", config, source)[0]).text
+    return modules.stage_module("talker", config, source)[0].model
 
 
 @pytest.fixture(scope="module")

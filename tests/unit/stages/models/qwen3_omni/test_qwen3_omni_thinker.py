@@ -46,7 +46,7 @@ def config(tiny_folder: Path) -> Any:
 
 def load(folder: Path, config: Any) -> Any:
     source = modules.Source(folder=folder, device=CPU, dtype=torch.float32, dummy=False)
-    return modules.thinker_module(config, source)[0]
+    return modules.stage_module("thinker", config, source)[0]
 
 
 @pytest.fixture(scope="module")
