@@ -10,7 +10,7 @@ from omni_cli.artifacts.waveform import AudioCollector
 from omni_cli.artifacts.writer import ArtifactWriter
 from omni_cli.batch.attempt import Attempt
 from omni_cli.errors import ArtifactError, OmniError, StageFailure
-from omni_cli.plan.drawing import drawn_after, generation
+from omni_cli.plan.drawing import drawn_after, generation, warnings_of
 from omni_cli.plan.model import ExecutionPlan
 from omni_cli.runtime.outputs import OmniOutput
 from omni_cli.runtime.request import RequestError
@@ -80,7 +80,7 @@ class Delivery:
             image_format=task.line.request.image.format if task.line is not None else "png",
             metadata=self._said(attempt, payload),
         )
-        return replace(record, warnings=_warnings(payload))
+        return replace(record, warnings=warnings_of(payload))
 
     def _said(self, attempt: Attempt, payload: Payload) -> dict[str, str] | None:
         task = attempt.task
@@ -99,11 +99,7 @@ class Delivery:
             index=drawn_after(payload),
             metadata=self._said(attempt, payload),
         )
-        return replace(record, warnings=(*record.warnings, *_warnings(payload)))
-
-
-def _warnings(payload: Payload) -> tuple[str, ...]:
-    return tuple(str(value) for name, value in payload.meta if name == "warning")
+        return replace(record, warnings=(*record.warnings, *warnings_of(payload)))
 
 
 def _plain(log: TokenLog) -> dict[str, Any]:

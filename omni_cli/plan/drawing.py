@@ -136,6 +136,11 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield f"image.steps has no effect beside image.sigmas, which has {len(asked.sigmas)} levels"
 
 
+def warnings_of(payload: Payload) -> tuple[str, ...]:
+    """What the stage that made it says beside it."""
+    return tuple(str(value) for name, value in payload.meta if name == "warning")
+
+
 def drawn_after(payload: Payload) -> int | None:
     """After how many steps a preview was made; None of what is done."""
     return next((int(value) for name, value in payload.meta if name == "step"), None)

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from omni_cli.artifacts.image import encode
-from omni_cli.plan.drawing import drawn_after, generation
+from omni_cli.plan.drawing import drawn_after, generation, warnings_of
 from omni_cli.runtime.request import OmniRequest
 from omni_cli.server import sse
 from omni_cli.server.errors import ApiError, bad_request
@@ -71,7 +71,7 @@ async def answer(
         )
     )
     params = prepared.requests[0].image
-    warnings = dict.fromkeys([*idle, *_unused(body), *(note for payload in payloads for note in _notes(payload))])
+    warnings = dict.fromkeys([*idle, *_unused(body), *(note for payload in payloads for note in warnings_of(payload))])
     return JSONResponse(
         {
             "created": int(time.time()),
@@ -128,10 +128,6 @@ def _usage(service: Service, requests: Sequence[OmniRequest], payloads: Sequence
     }
 
 
-def _notes(payload: Payload) -> list[str]:
-    return [str(value) for name, value in payload.meta if name == "warning"]
-
-
 async def _drawn(service: Service, requests: tuple[OmniRequest, ...]) -> list[Payload]:
     """All pictures of a call, in order. Raises what the engine raises."""
     found: dict[int, Payload] = {}
@@ -167,7 +163,7 @@ async def _events(
                 "seed": request.seed,
             }
             if chunk.eos:
-                warnings = list(dict.fromkeys([*notes, *_notes(chunk.payload)]))
+                warnings = list(dict.fromkeys([*notes, *warnings_of(chunk.payload)]))
                 usage = _usage(service, [request], [chunk.payload])
                 yield {"type": f"{kind}.completed", **told, "usage": usage, "warnings": warnings}
             else:

@@ -5,16 +5,16 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import uvicorn
 
 from omni_cli.artifacts.run_folder import RunFolder
 from omni_cli.config.files import shown
-from omni_cli.config.load import LoadedConfig, load_config
+from omni_cli.config.load import load_config
 from omni_cli.config.schema import ServeConfig
 from omni_cli.console import logging_to
 from omni_cli.deployment import Deployment, deployed
@@ -59,23 +59,32 @@ def serve_once(words: Sequence[str], *, quiet: bool) -> int:
         with listening, logging_to(folder.path / "run.log", quiet=quiet), contextlib.ExitStack() as held:
             folder.keep_plan(plan.document())
             log.info("files: %s", shown(folder.path))
-            seen = _Seen(
-                metrics=Metrics(),
-                timelines=Timelines(entries=frozenset(stage.name for stage in plan.entries)),
-                heard=LastHeard(),
+            places = serve.max_concurrency or 2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries)
+            metrics, heard = Metrics(), LastHeard()
+            timelines = Timelines(entries=frozenset(stage.name for stage in plan.entries))
+            service = partial(
+                Service,
+                name=serve.model_name or plan.recipe,
+                loaded=loaded,
+                plan=plan,
+                admission=Admission(places, serve.max_queue),
+                metrics=metrics,
+                timelines=timelines,
+                heard=heard,
+                max_buffered_bytes=serve.max_buffered_bytes,
             )
-            listeners: list[Listener] = [seen.metrics, seen.timelines]
+            listeners: list[Listener] = [metrics, timelines]
             stages = deployed(
                 plan,
                 interrupts,
-                *(listeners if not serve.debug_requests else [*listeners, seen.heard]),
+                *(listeners if not serve.debug_requests else [*listeners, heard]),
                 trace=folder.trace if loaded.config.trace.enabled else None,
                 started_at=started_at,
                 media_bytes=serve.media_ring_bytes if plan.media else 0,
             )
             with Starting(listening):
                 deployment = held.enter_context(stages)
-            asyncio.run(_serve(loaded, deployment, seen, listening, interrupts))
+            asyncio.run(_serve(service, serve, deployment, listening, interrupts))
     return interrupts.exit_code or 1
 
 
@@ -95,36 +104,15 @@ def _bind(serve: ServeConfig) -> socket.socket:
     return listening
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Seen:
-    """Who hears the events."""
-
-    metrics: Metrics
-    timelines: Timelines
-    heard: LastHeard
-
-
 async def _serve(
-    loaded: LoadedConfig,
+    make_service: Callable[..., Service],
+    serve: ServeConfig,
     deployment: Deployment,
-    seen: _Seen,
     listening: socket.socket,
     interrupts: Interrupts,
 ) -> None:
-    serve, plan = loaded.config.serve, deployment.plan
-    places = serve.max_concurrency or 2 * max(stage.max_batch * len(stage.replicas) for stage in plan.entries)
-    async with OmniEngine(plan, deployment.running, listener=deployment.listener) as engine:
-        service = Service(
-            name=serve.model_name or plan.recipe,
-            loaded=loaded,
-            plan=plan,
-            engine=engine,
-            admission=Admission(places, serve.max_queue),
-            metrics=seen.metrics,
-            timelines=seen.timelines,
-            heard=seen.heard,
-            max_buffered_bytes=serve.max_buffered_bytes,
-        )
+    async with OmniEngine(deployment.plan, deployment.running, listener=deployment.listener) as engine:
+        service = make_service(engine=engine)
         server = _Server(uvicorn.Config(
             create_app(service, serve, (*serve.api_keys, *_keys_of_environment())),
             log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2, server_header=False,
