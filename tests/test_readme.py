@@ -20,7 +20,8 @@ from PIL import Image
 
 from omni_cli.app import app
 from omni_cli.config.load import load_config
-from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
+from stages.models.cache import cache_root
+from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.cli import ROOT, console_script, environment
 from tests.unit.omni_cli.inputs.media_samples import sound, tone
 

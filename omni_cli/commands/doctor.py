@@ -65,7 +65,7 @@ def findings(clean: bool) -> Iterator[Finding]:
     yield from devices()
     yield shared_memory(*_shm_bytes())
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield cleaned(stale_segments(remove=True)) if clean else leftovers(stale_segments())
+    yield leftovers(stale_segments(remove=clean), cleaned=clean)
 
 
 def python(release: tuple[int, ...]) -> Finding:
@@ -195,15 +195,11 @@ def open_files(limit: int) -> Finding:
     return Finding(name="open files", state=state, text=f"{limit} at most", remedy=f"ulimit -n {FILES_WARN * 4}")
 
 
-def leftovers(segments: list[str]) -> Finding:
-    if not segments:
-        return Finding(name="leftovers", state="ok", text="no segments of dead runs")
-    text = f"{len(segments)} segments of dead runs: {', '.join(segments)}"
-    return Finding(
-        name="leftovers", state="warn", text=text, remedy="omni doctor --clean, or the next run, removes them"
-    )
-
-
-def cleaned(segments: list[str]) -> Finding:
-    text = f"removed {', '.join(segments)}" if segments else "nothing to remove"
-    return Finding(name="leftovers", state="ok", text=text)
+def leftovers(segments: list[str], *, cleaned: bool) -> Finding:
+    names = ", ".join(segments)
+    if cleaned or not segments:
+        text = f"removed {names}" if segments else "nothing to remove" if cleaned else "no segments of dead runs"
+        return Finding(name="leftovers", state="ok", text=text)
+    remedy = "omni doctor --clean, or the next run, removes them"
+    text = f"{len(segments)} segments of dead runs: {names}"
+    return Finding(name="leftovers", state="warn", text=text, remedy=remedy)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from omni_cli.launch import startup
-from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
+from stages.models.cache import cache_root
+from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from tests.integration.cli import (
     Ended,
     check_trace,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,23 +17,10 @@ from stages.models.qwen3_omni.modules import Source, stage_module
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.payload import Payload
 from stages.runners.base import Output, RowResult
-from stages.runners.graphs import Paths, Size, batch_buckets
+from stages.runners.graphs import Size, batch_buckets
 from stages.runners.tensors import from_payload, to_payload
 from stages.schedulers.base import Row
 from stages.schedulers.chunks import Chunking
-
-
-class Decoder(Protocol):
-    """Turns the next frames of several requests into samples; holds what it needs of each between its pieces. `paths`
-    counts its forward calls."""
-
-    paths: Paths
-
-    def capture(self) -> None: ...
-
-    def decode(self, pieces: Sequence[Piece]) -> tuple[list[torch.Tensor], DecodeCounts]: ...
-
-    def forget(self, uid: int) -> None: ...
 
 
 def chunk_buckets(spec: StageSpec) -> tuple[list[Size], list[Size]]:
@@ -65,7 +52,7 @@ class Code2WavRunner(StageRunner[Code2WavRequest]):
 
     def _load(self, config: Any, source: Source) -> int:
         module, held = stage_module("code2wav", config, source)
-        self._decoder: Decoder
+        self._decoder: ExactDecoder | ChunkedDecoder
         if self._spec.tuning.decode == "transformers":
             self._decoder = ChunkedDecoder(module, device=source.device)
         else:

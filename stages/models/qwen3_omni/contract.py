@@ -7,11 +7,12 @@ from typing import Any
 
 from stages.config import StageTuning
 from stages.errors import CheckpointError
+from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json, weight_problems
 from stages.models.packed import unpacked
 from stages.models.qwen3_omni.measured import feed, sized
 from stages.models.qwen3_omni.sizes import stage_memory, step_bytes
-from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
+from stages.models.qwen3_omni.tiny import tiny_checkpoint
 from stages.models.registry import FamilyContract, InputContract, StageContract
 
 SAMPLE_RATE_HZ = 24_000

@@ -7,29 +7,21 @@ the stage's business; when, the scheduler's.
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from stages.errors import StageError, describe
 from stages.models.qwen3_omni.modules import Source
-from stages.models.qwen3_omni.packed_steps import Buckets
+from stages.models.qwen3_omni.packed_steps import Buckets, TalkerSteps, ThinkerSteps
 from stages.models.qwen3_omni.runner import StageRunner
 from stages.models.registry import CPU_KV_BYTES, KV_HEADROOM_BYTES
 from stages.runners.base import RowResult
-from stages.runners.graphs import Paths
 from stages.runners.kv_cache import BlockTables, PagedCache, Span, StepLayout, block_bytes
 from stages.runners.sampler import Sampler
 from stages.schedulers.base import KVCapacity, Row
 
 State = TypeVar("State")
-
-
-class Steps(Protocol):
-    """The stage's forward calls."""
-
-    @property
-    def paths(self) -> Paths: ...
 
 
 _BLOCK_TOKENS = 16
@@ -74,7 +66,7 @@ class PackedRunner(StageRunner[State]):
     _tables: BlockTables
     _slots: Slots
     _sampler: Sampler
-    _steps: Steps
+    _steps: ThinkerSteps | TalkerSteps
     _most_blocks: int
 
     def _open_cache(self, decoder: Any, source: Source, *, context: int) -> None:

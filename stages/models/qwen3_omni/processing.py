@@ -22,9 +22,10 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_fe
 
 from stages.errors import CheckpointError, RequestRefused
 from stages.messages import ChatMessage, Part
+from stages.models.cache import cache_root
 from stages.models.checkpoint import read_json
 from stages.models.qwen3_omni.text import StandInCodec, TokenCodec
-from stages.models.qwen3_omni.tiny import cache_root, tiny_checkpoint
+from stages.models.qwen3_omni.tiny import tiny_checkpoint
 
 Array = npt.NDArray[Any]
 

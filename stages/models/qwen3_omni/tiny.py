@@ -11,21 +11,10 @@ from typing import Any
 
 from safetensors.numpy import save_file
 
-from stages.models.cache import built_once, cache_root
+from stages.models.cache import built_once
 from stages.models.qwen3_omni import tiny_config, tiny_tokenizer, tiny_weights
 
-__all__ = ["cache_root", "tiny_checkpoint"]
 WEIGHTS_FILE = "model.safetensors"
-FILES = (
-    "config.json",
-    "generation_config.json",
-    WEIGHTS_FILE,
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-    "processor_config.json",
-)
 # Raise it when the values of `tiny_weights` change; everything else is part of the key by itself.
 _WEIGHTS_VERSION = 1
 
