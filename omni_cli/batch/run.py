@@ -35,7 +35,7 @@ def judge(words: Sequence[str], options: RunOptions) -> tuple[LoadedConfig, Exec
     loaded = load_config(words)
     tasks = options.tasks(loaded)
     wanted = sorted({output for task in tasks for output in task.outputs})
-    plan = build_plan(loaded, visible_devices(), wanted)
+    plan = build_plan(loaded, visible_devices(), wanted or None)
     taken = {task.request_id for task in tasks}
     tasks = tuple(one.checked(plan) for task in tasks for one in task.pictures(taken))
     require_valid(tasks, options.input)

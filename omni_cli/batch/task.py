@@ -135,26 +135,16 @@ def converse(line: RequestLine) -> Conversation:
 
 
 def wanted(line: RequestLine, loaded: LoadedConfig) -> tuple[str, ...]:
-    """The outputs that the request asks for; all that are deployed if it says nothing. Raises InputError."""
-    known = tuple(loaded.config.pipeline.outputs)
-    deployed = loaded.config.deploy.outputs or known
-    asked = line.request.modalities
-    if asked is None:
-        return deployed
-    if not asked or len(set(asked)) != len(asked):
-        raise InputError(f"modalities: name at least one output, each once; got {list(asked)}", param="modalities")
-    for modality in asked:
+    """The outputs that the request asks for; all that are deployed if it says nothing. Whether they can be had is the
+    plan's business; InputError for what no plan has."""
+    known, asked = tuple(loaded.config.pipeline.outputs), line.request.modalities
+    for modality in asked or ():
         if modality not in known:
             raise InputError(
                 f"modalities: pipeline {loaded.pipeline} has no output {modality!r}; it has {', '.join(known)}",
                 param="modalities",
             )
-        if modality not in deployed:
-            raise InputError(
-                f"modalities: {modality} is not available in this deployment (deploy.outputs is {list(deployed)})",
-                param="modalities",
-            )
-    return asked
+    return (loaded.config.deploy.outputs or known) if asked is None else asked
 
 
 def _digest(line: RequestLine, outputs: Sequence[str], talk: Conversation) -> str:

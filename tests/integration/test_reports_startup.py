@@ -98,7 +98,7 @@ def test_r66_only_what_is_asked_for_is_started(tmp_path):
     assert [event["process"] for event in ended.events if event["kind"] == "process_started"] == ["thinker.0"]
     assert [path.name for path in (ended.run / "request").iterdir()] == ["text.txt"]
     said = judged("deploy.outputs=[text]", prompt="a", modalities="text,audio")
-    assert said == "modalities: audio is not available in this deployment (deploy.outputs is ['text'])"
+    assert said == "modalities: audio is not available in this deployment, which gives text (deploy.outputs)"
 
 
 SLOW = ("synthetic.init_delay_s.thinker=600", "synthetic.init_delay_s.code2wav=600")
