@@ -5,7 +5,6 @@ It never resamples, and never lets a sample through that is not a number: a file
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +14,7 @@ from omni_cli.errors import StageFailure
 MAX_RATE_HZ = 768_000
 _INT16_SCALE = np.float32(1.0 / 32768.0)
 _PLAIN_DTYPES = {"float32": "<f4", "float16": "<f2", "int16": "<i2"}
-Raw = bytes | bytearray | memoryview | NDArray[Any]
+Raw = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -56,8 +55,7 @@ class AudioCollector:
     def append(self, data: Raw, *, rate_hz: int, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Adds a piece and returns it as float32 (n,).
 
-        `data` is little-endian bytes or an array of the dtype (for bfloat16: of raw 16-bit words), C order;
-        `shape` is (n,), (1, n), (1, 1, n) or (n, 1).
+        `data` is little-endian, in C order; `shape` is (n,), (1, n), (1, 1, n) or (n, 1).
         """
         rate_hz = self._checked_rate(rate_hz)
         if self._rate_hz is not None and rate_hz != self._rate_hz:
@@ -106,15 +104,9 @@ class AudioCollector:
         if dtype != "bfloat16" and dtype not in _PLAIN_DTYPES:
             raise self._failure(f"gave audio of dtype {dtype}; float32, float16, bfloat16 or int16 is needed")
         wire = np.dtype(_PLAIN_DTYPES.get(dtype, "<u2"))
-        if isinstance(data, np.ndarray):
-            words = dtype == "bfloat16" and data.dtype.kind in "uiV" and data.dtype.itemsize == 2
-            if data.dtype != wire and not words:
-                raise self._failure(f"declared {dtype} and gave an array of {data.dtype}")
-            flat = np.ascontiguousarray(data).reshape(-1).view(wire)
-        elif memoryview(data).nbytes % wire.itemsize:
+        if memoryview(data).nbytes % wire.itemsize:
             raise self._failure(f"gave {memoryview(data).nbytes} bytes, which are no whole samples of {dtype}")
-        else:
-            flat = np.frombuffer(data, dtype=wire)
+        flat = np.frombuffer(data, dtype=wire)
         if len(flat) != length:
             raise self._failure(f"declared {length} samples and gave {len(flat)}")
         if dtype == "bfloat16":  # the upper half of a float32
