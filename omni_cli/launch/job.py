@@ -3,13 +3,15 @@
 It must not know what the job does.
 """
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from omni_cli.launch.tie import dying_with_parent
+from stages.worker.bootstrap import die_with
 
 
 class Job:
@@ -27,7 +29,7 @@ class Job:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 process_group=0,
-                preexec_fn=dying_with_parent(signal.SIGTERM),
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
             )
 
     def wait(self) -> int:

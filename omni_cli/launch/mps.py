@@ -13,11 +13,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from omni_cli.errors import LaunchError
-from omni_cli.launch.tie import dying_with_parent
 from omni_cli.plan.devices import MPS_CONTROL
+from stages.worker.bootstrap import die_with
 
 _START_S = 10.0  # until the daemon listens
 _STOP_S = 5.0  # after its last client has gone
@@ -51,7 +52,7 @@ class MpsDaemon:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is ours to handle
-                preexec_fn=dying_with_parent(signal.SIGTERM),
+                preexec_fn=partial(die_with, os.getpid(), signal.SIGTERM),
             )
         except OSError as error:
             self._remove()

@@ -23,6 +23,7 @@ RunStage = Callable[[StageSpec, Inbox, Outbox], None]
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def run_stage_process(
@@ -33,7 +34,7 @@ def run_stage_process(
     `worker` is `stages.worker.main.run_stage` unless another is given.
     """
     _prctl(_PR_SET_NAME, f"omni:{spec.process}".encode())  # what `top` shows; the kernel cuts it to 15 bytes
-    _die_with(parent_pid)
+    die_with(parent_pid)
     _leave_terminal()
     outbox = Outbox(writer)
     try:
@@ -49,15 +50,15 @@ def run_stage_process(
 
 
 def _prctl(option: int, argument: object) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, argument, 0, 0, 0) != 0:
+    if _LIBC.prctl(option, argument, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, f"prctl({option}): {os.strerror(errno)}")
 
 
-def _die_with(parent_pid: int) -> None:
-    """The kernel kills this process when the parent's spawning thread ends, whatever ends it."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with(parent_pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """The kernel signals this process when the thread of the parent that has started it ends, whatever ends it. Takes
+    no lock, so that it is safe between fork and exec."""
+    _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent_pid:  # the parent died before the kernel knew
         os._exit(1)
 

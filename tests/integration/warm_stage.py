@@ -10,4 +10,4 @@ import stages.models.qwen_image.stage
 import stages.worker.main  # noqa: F401
 from stages.worker import bootstrap
 
-bootstrap._die_with = lambda parent_pid: None
+bootstrap.die_with = lambda parent_pid: None
