@@ -19,7 +19,7 @@ from omni_cli.errors import ArtifactError
 AudioFormat = Literal["wav", "wav_float", "flac", "opus", "vorbis", "mp3", "pcm"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Encoding:
     container: str
     subtype: str
@@ -31,21 +31,13 @@ class _Encoding:
 _MP3_RATES_HZ = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
 _OPUS_RATES_HZ = (8_000, 12_000, 16_000, 24_000, 48_000)
 _ENCODINGS: dict[AudioFormat, _Encoding] = {
-    "wav": _Encoding(container="WAV", subtype="PCM_16", extension="wav", media_type="audio/wav"),
-    "wav_float": _Encoding(container="WAV", subtype="FLOAT", extension="wav", media_type="audio/wav"),
-    "flac": _Encoding(container="FLAC", subtype="PCM_16", extension="flac", media_type="audio/flac"),
-    "opus": _Encoding(
-        container="OGG", subtype="OPUS", extension="opus", media_type="audio/ogg", rates_hz=_OPUS_RATES_HZ
-    ),
-    "vorbis": _Encoding(container="OGG", subtype="VORBIS", extension="ogg", media_type="audio/ogg"),
-    "mp3": _Encoding(
-        container="MP3",
-        subtype="MPEG_LAYER_III",
-        extension="mp3",
-        media_type="audio/mpeg",
-        rates_hz=_MP3_RATES_HZ,
-    ),
-    "pcm": _Encoding(container="RAW", subtype="PCM_16", extension="pcm", media_type="audio/pcm"),
+    "wav": _Encoding("WAV", "PCM_16", "wav", "audio/wav"),
+    "wav_float": _Encoding("WAV", "FLOAT", "wav", "audio/wav"),
+    "flac": _Encoding("FLAC", "PCM_16", "flac", "audio/flac"),
+    "opus": _Encoding("OGG", "OPUS", "opus", "audio/ogg", _OPUS_RATES_HZ),
+    "vorbis": _Encoding("OGG", "VORBIS", "ogg", "audio/ogg"),
+    "mp3": _Encoding("MP3", "MPEG_LAYER_III", "mp3", "audio/mpeg", _MP3_RATES_HZ),
+    "pcm": _Encoding("RAW", "PCM_16", "pcm", "audio/pcm"),
 }
 
 

@@ -52,15 +52,19 @@ class AudioCollector:
         self._peak = 0.0
         self.frames = 0
 
-    def append(self, data: Raw, *, rate_hz: int, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    def append(self, data: Raw, *, rate_hz: object, dtype: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Adds a piece and returns it as float32 (n,).
 
         `data` is little-endian, in C order; `shape` is (n,), (1, n), (1, 1, n) or (n, 1).
         """
-        rate_hz = self._checked_rate(rate_hz)
+        if isinstance(rate_hz, bool) or not isinstance(rate_hz, int) or not 1 <= rate_hz <= MAX_RATE_HZ:
+            raise self._failure(f"declared a sample rate of {rate_hz!r}; a whole number of Hz is needed")
         if self._rate_hz is not None and rate_hz != self._rate_hz:
             raise self._failure(f"changed its sample rate from {self._rate_hz} to {rate_hz} Hz half-way")
-        length = self._checked_length(shape)
+        row = len(shape) in (1, 2, 3) and all(side == 1 for side in shape[:-1])
+        if not row and not (len(shape) == 2 and shape[1] == 1):
+            raise self._failure(f"gave audio of shape {shape}; (N,), (1, N), (1, 1, N) or (N, 1) is needed")
+        length = math.prod(shape)
         values = self._as_float32(data, dtype, length)
         finite = np.isfinite(values)
         if not finite.all():
@@ -86,18 +90,6 @@ class AudioCollector:
                 f"(peak {self._peak:.3g}) and were clipped",
             )
         return Waveform(samples=samples, rate_hz=self._rate_hz, warnings=warnings)
-
-    def _checked_rate(self, rate_hz: object) -> int:
-        if isinstance(rate_hz, bool) or not isinstance(rate_hz, int) or not 1 <= rate_hz <= MAX_RATE_HZ:
-            raise self._failure(f"declared a sample rate of {rate_hz!r}; a whole number of Hz is needed")
-        return rate_hz
-
-    def _checked_length(self, shape: tuple[int, ...]) -> int:
-        row = len(shape) in (1, 2, 3) and all(side == 1 for side in shape[:-1])
-        column = len(shape) == 2 and shape[1] == 1
-        if row or column:
-            return math.prod(shape)
-        raise self._failure(f"gave audio of shape {shape}; (N,), (1, N), (1, 1, N) or (N, 1) is needed")
 
     def _as_float32(self, data: Raw, dtype: str, length: int) -> NDArray[np.float32]:
         """A fresh float32 (length,): the caller's memory may be a ring slot that is given back."""
