@@ -20,11 +20,16 @@ def repeated_blocks(transformer: nn.Module) -> nn.ModuleList:
 def compile_blocks(transformer: nn.Module, backend: str) -> None:
     """Each block's `forward` in place, so that hooks put on it later stay outside."""
     for block in repeated_blocks(transformer):
-        for part in block.modules():
-            if isinstance(part, GELU) and part.approximate == "tanh" and part.proj.weight.is_cuda:
-                part.forward = MethodType(_projected_and_activated, part)
+        fuse_activations(block)
         forward: Any = torch.compile(block.forward, fullgraph=True, dynamic=True, backend=backend)
         block.forward = forward
+
+
+def fuse_activations(module: nn.Module) -> None:
+    """On a GPU, in place."""
+    for part in module.modules():
+        if isinstance(part, GELU) and part.approximate == "tanh" and part.proj.weight.is_cuda:
+            part.forward = MethodType(_projected_and_activated, part)
 
 
 def _projected_and_activated(gelu: GELU, hidden: torch.Tensor) -> torch.Tensor:

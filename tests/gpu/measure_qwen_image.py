@@ -129,15 +129,15 @@ class Measurement:
             self.attempt(self.two_devices)
 
     def two_devices(self) -> None:
-        both = self.studio(self.stepper(), self.gpus[:2], 2, compile="blocks", graphs=not self.small)
-        self.ours("omni, compiled blocks, graphs, two devices", both)
+        both = self.studio(self.stepper(), self.gpus[:2], 2, graphs=not self.small)
+        self.ours("omni, graphs, two devices", both)
         both.runner.close()
 
     def graphs(self, stepper: Shared) -> None:
         """Texts of lengths that no graph has yet, and texts of lengths that one has; what is in the graphs."""
         studio = self.studio(stepper, self.gpus[:1], graphs=True)
-        self.ours("omni, compiled blocks, graphs", studio)
-        self.ours("omni, compiled blocks, graphs, lengths that were there before", studio, known=True)
+        self.ours("omni, graphs", studio)
+        self.ours("omni, graphs, lengths that were there before", studio, known=True)
         for graphs in studio.runner._predictor._graphs.values():
             for key, known in graphs._known.items():
                 if known.captured is None:
@@ -156,10 +156,11 @@ class Measurement:
         plain = self.studio(stepper, first)
         self.attempt(self.theirs, stepper)
         stepper.pipeline.transformer.set_attn_processor(JointAttention())
-        self.ours("omni, not compiled", plain, brief=True)
-        self.ours("omni, compiled blocks", self.studio(stepper, first, compile="blocks"))
+        self.ours("omni, without graphs", plain, brief=True)
         if not self.small:
             self.attempt(self.graphs, stepper)
+        stepper._modulation = None
+        self.ours("omni, diffusers' blocks compiled", self.studio(stepper, first, compile="blocks"))
         # Last, since its hooks stay on the blocks, which are compiled already.
         self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))
 

@@ -13,6 +13,7 @@ from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
 from stages.models.qwen_image.attention import _ready, joint_attention
 from stages.models.qwen_image.edit import QwenImageEditStepper
+from stages.models.qwen_image.stepper import QwenImageStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
 
 COUNT = len(visible_devices())
@@ -25,9 +26,10 @@ def folder(tmp_path_factory):
     return built_once(tmp_path_factory.mktemp("omni_cache"), tiny.NAME, tiny.write)
 
 
-@pytest.mark.parametrize("compile_", ["none", "blocks"])
-def test_pictures_are_those_of_the_cpu_and_nothing_is_compiled_for_a_request(folder, compile_):
-    session = Studio(folder, gpus=("0",), tuning=StageTuning(compile=compile_)).draw(*ASKED)
+@pytest.mark.parametrize(("compile_", "ahead"), [("none", False), ("blocks", False), ("blocks", True)])
+def test_pictures_are_those_of_the_cpu_and_nothing_is_compiled_for_a_request(folder, compile_, ahead):
+    stepper = QwenImageStepper(ModelSpec(path=str(folder), load_format="auto", dtype="float32"), ahead=ahead)
+    session = Studio(folder, gpus=("0",), stepper=stepper, tuning=StageTuning(compile=compile_)).draw(*ASKED)
     for drawn, plain in zip(session.drawn.values(), Studio(folder).draw(*ASKED).drawn.values(), strict=True):
         assert np.abs(drawn.pixels.astype(int) - plain.pixels).max() <= 1
     assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
@@ -42,8 +44,7 @@ def test_steps_that_are_replays_draw_the_same_to_the_bit(folder):
     assert sum(count for step in sessions[1].steps for name, count in step.counters if name == "graph_replays")
 
 
-@pytest.mark.parametrize("compile_", ["none", "blocks"])
-def test_replays_see_the_pictures_that_are_edited(tmp_path, compile_):
+def test_replays_see_the_pictures_that_are_edited(tmp_path):
     kind = tiny.EDITS["tiny_edit_plus"]
     model = ModelSpec(
         path=str(built_once(tmp_path, tiny.named(kind), lambda folder: tiny.write(folder, kind))),
@@ -55,7 +56,7 @@ def test_replays_see_the_pictures_that_are_edited(tmp_path, compile_):
             Path(model.path),
             gpus=("0",),
             stepper=QwenImageEditStepper(model, ahead=True),
-            tuning=StageTuning(graphs=graphs, compile=compile_),
+            tuning=StageTuning(graphs=graphs),
         )
         for graphs in (False, True)
     )

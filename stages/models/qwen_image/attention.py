@@ -4,6 +4,7 @@ Rows side by side whose texts are equally long attend together, their padding cu
 backend is set in diffusers. Knows no request.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -28,6 +29,22 @@ def _joint(
 
     An operation of its own, so that compiled blocks stay whole and no length is compiled in.
     """
+    told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
+    for run, length, found in joined_runs(texts, pictures, norms, places, eps, lengths.tolist()):
+        told[run, :length], shown[run] = found[:, :length], found[:, length:]
+    return told, shown
+
+
+def joined_runs(
+    texts: Sequence[torch.Tensor],
+    pictures: Sequence[torch.Tensor],
+    norms: Sequence[torch.Tensor],
+    places: Sequence[torch.Tensor],
+    eps: float,
+    lengths: Sequence[int],
+) -> Iterator[tuple[slice, int, torch.Tensor]]:
+    """Rows side by side, the length of their texts, and what they attend to [rows, tokens of text and picture, heads,
+    features]; arguments are those of `_joint`."""
     if texts[0].is_cuda:
         # Triton is not on every machine.
         from stages.kernels.cuda.joint import join_heads
@@ -36,18 +53,16 @@ def _joint(
     else:
         texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
         join = _side_by_side
-    told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
     end = 0
-    for length, same in groupby(lengths.tolist()):
+    for length, same in groupby(lengths):
         run = slice(end, end + len(list(same)))
         end = run.stop
-        found = dispatch_attention_fn(*join([each[run, :length] for each in texts], [each[run] for each in pictures]))
-        told[run, :length], shown[run] = found[:, :length], found[:, length:]
-    return told, shown
+        joined = join([each[run, :length] for each in texts], [each[run] for each in pictures])
+        yield run, length, dispatch_attention_fn(*joined)
 
 
 def _ready(
-    heads: list[torch.Tensor], norms: list[torch.Tensor], places: torch.Tensor, eps: float
+    heads: Sequence[torch.Tensor], norms: Sequence[torch.Tensor], places: torch.Tensor, eps: float
 ) -> list[torch.Tensor]:
     """With the arithmetic of diffusers' RMSNorm and of its rotation."""
     *turned, value = heads

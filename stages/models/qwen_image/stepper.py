@@ -27,6 +27,7 @@ from stages.errors import RequestRefused
 from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
 from stages.models.qwen_image.contract import EDITS
+from stages.models.qwen_image.denoiser import Denoiser
 from stages.models.qwen_image.modulation import Modulation, Times
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners.forward_graphs import MOST
@@ -54,7 +55,7 @@ class QwenImageStepper:
     recordable = True
     transformers: Sequence[nn.Module] = ()
     _texts: TextGraphs | None = None
-    _modulation: Modulation | None = None
+    _modulation: Modulation | None = None  # with it, denoisers predict, by the id of their transformer
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class QwenImageStepper:
             # With `zero_cond_t` a step copies from the host, and pictures are told a timestep of their own.
             self.recordable = not parts.config("transformer").get("zero_cond_t")
             if self._ahead and self.recordable:
-                self._modulation, *_ = [Modulation(transformer) for transformer in self.transformers]
+                self._modulation = Modulation(self.transformers[0])
+                self._denoisers = {id(each): Denoiser(each) for each in self.transformers}
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, denoiser = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
@@ -202,14 +204,21 @@ class QwenImageStepper:
     ) -> torch.Tensor:
         texts = [condition.embeds for condition in conditions]
         pictures = [condition.pictures for condition in conditions if condition.pictures is not None]
-        predicted: torch.Tensor = transformer(
-            hidden_states=torch.cat([latents, torch.cat(pictures)], dim=1) if pictures else latents,
-            timestep=timesteps.to(latents.dtype) / 1000 if self._modulation is None else timesteps,
-            encoder_hidden_states=nn.utils.rnn.pad_sequence(texts, batch_first=True),
-            attention_kwargs={"text_lengths": torch.tensor([len(text) for text in texts])},
-            img_shapes=[self._grids(image)] * len(conditions),
-            return_dict=False,
-        )[0]
+        rows = torch.cat([latents, torch.cat(pictures)], dim=1) if pictures else latents
+        padded, lengths = nn.utils.rnn.pad_sequence(texts, batch_first=True), [len(text) for text in texts]
+        grids = [self._grids(image)] * len(conditions)
+        predicted: torch.Tensor
+        if self._modulation is None:
+            predicted, *_ = transformer(
+                hidden_states=rows,
+                timestep=timesteps.to(latents.dtype) / 1000,
+                encoder_hidden_states=padded,
+                attention_kwargs={"text_lengths": torch.tensor(lengths)},
+                img_shapes=grids,
+                return_dict=False,
+            )
+        else:
+            predicted = self._denoisers[id(transformer)](rows, padded, lengths, grids, timesteps)
         return predicted[:, : latents.shape[1]]
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,0 +1,87 @@
+"""Qwen-Image's transformer with less between its products than diffusers' has, told what timesteps do to it. Knows no
+request.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from stages.models.qwen_image.attention import joined_runs
+from stages.runners.compiled_blocks import fuse_activations
+
+
+class Denoiser:
+    """Over a QwenImageTransformer2DModel (diffusers 0.42) without `zero_cond_t`, with its arithmetic but for rounding;
+    on a GPU it rounds less often."""
+
+    def __init__(self, transformer: Any) -> None:
+        self._transformer = transformer
+        fuse_activations(transformer)
+
+    def __call__(
+        self,
+        latents: torch.Tensor,
+        texts: torch.Tensor,
+        lengths: Sequence[int],
+        grids: Sequence[Sequence[tuple[int, int, int]]],
+        told: torch.Tensor,
+    ) -> torch.Tensor:
+        """Noise in `latents` [rows, tokens, channels], in their shape. `texts` [rows, tokens, features] of `lengths`
+        are padded on the right, `grids` its `img_shapes`, and `told` [rows, blocks + 1, 12 D] rows of a `Modulation`.
+        """
+        if latents.is_cuda:
+            # Triton is not on every machine.
+            from stages.kernels.cuda.modulate import modulate
+        else:
+            modulate = _modulated
+        transformer = self._transformer
+        eps, blocks = transformer.norm_out.norm.eps, transformer.transformer_blocks
+        # Of attention and of what feeds forward in each block, and then of the last norm: [rows, 2, 3, D].
+        told = told.unflatten(-1, (2, 2, 3, -1))
+        parts = [told[:, number // 2, :, number % 2] for number in range(2 * len(blocks) + 1)]
+        places = transformer.pos_embed(grids, max_txt_seq_len=texts.shape[1], device=latents.device)
+        streams = [transformer.img_in(latents), transformer.txt_in(transformer.txt_norm(texts))]
+        normed = modulate(streams, parts[0], eps)
+        for number, (before, after) in enumerate(pairwise(parts)):
+            block = blocks[number // 2]
+            if number % 2 == 0:
+                updates = _attended(block.attn, normed, places, lengths)
+            else:
+                updates = [layers(each) for layers, each in zip((block.img_mlp, block.txt_mlp), normed, strict=True)]
+            normed = modulate(streams, after, eps, updates, before)
+        predicted: torch.Tensor = transformer.proj_out(normed[0])
+        return predicted
+
+
+def _attended(
+    attn: Any, normed: Sequence[torch.Tensor], places: Sequence[torch.Tensor], lengths: Sequence[int]
+) -> list[torch.Tensor]:
+    layers = (attn.to_q, attn.to_k, attn.to_v), (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
+    pictures, texts = (
+        [layer(each).unflatten(-1, (attn.heads, -1)) for layer in own] for own, each in zip(layers, normed, strict=True)
+    )
+    norms = [norm.weight for norm in (attn.norm_added_q, attn.norm_added_k, attn.norm_q, attn.norm_k)]
+    shown, told = torch.empty_like(normed[0]), torch.zeros_like(normed[1])
+    for run, length, found in joined_runs(texts, pictures, norms, places[::-1], attn.norm_q.eps, lengths):
+        told[run, :length], shown[run] = found[:, :length].flatten(2), found[:, length:].flatten(2)
+    return [attn.to_out[0](shown), attn.to_add_out(told)]
+
+
+def _modulated(
+    streams: Sequence[torch.Tensor],
+    after: torch.Tensor,
+    eps: float,
+    updates: Sequence[torch.Tensor] = (),
+    before: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """As the kernel's `modulate`, with diffusers' arithmetic."""
+    normed = []
+    for at, stream in enumerate(streams):
+        if before is not None:
+            stream += before[:, at, 2:] * updates[at]
+        shift, scale = after[:, at, :1], after[:, at, 1:2]
+        normed.append(functional.layer_norm(stream, stream.shape[-1:], eps=eps) * (1 + scale) + shift)
+    return normed
