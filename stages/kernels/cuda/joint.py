@@ -30,6 +30,8 @@ def _join(
     out,
     text_stride,
     picture_stride,
+    text_step,
+    picture_step,
     told,
     shown,
     rows,
@@ -49,7 +51,7 @@ def _join(
     part = tl.program_id(2)
     text_blocks = tl.cdiv(told, BLOCK_T)
     if block < text_blocks:
-        first, offset, count, places = block * BLOCK_T, 0, told, text_places
+        first, offset, count, step, places = block * BLOCK_T, 0, told, text_step, text_places
         if part == 0:
             source, norm = text_query + row * text_stride, text_query_norm
         elif part == 1:
@@ -57,7 +59,7 @@ def _join(
         else:
             source, norm = text_value + row * text_stride, text_key_norm
     else:
-        first, offset, count, places = (block - text_blocks) * BLOCK_T, told, shown, picture_places
+        first, offset, count, step, places = (block - text_blocks) * BLOCK_T, told, shown, picture_step, picture_places
         if part == 0:
             source, norm = picture_query + row * picture_stride, picture_query_norm
         elif part == 1:
@@ -67,7 +69,7 @@ def _join(
     token = first + tl.arange(0, BLOCK_T)
     lane = tl.arange(0, DIM)
     inside = (token < count)[:, None]
-    values = tl.load(source + (token[:, None] * HEADS + head) * DIM + lane[None, :], mask=inside, other=0.0)
+    values = tl.load(source + token[:, None] * step + head * DIM + lane[None, :], mask=inside, other=0.0)
     values = values.to(tl.float32)
     if part < 2:
         values *= tl.rsqrt(tl.sum(values * values, 1) / DIM + eps)[:, None]
@@ -90,7 +92,7 @@ def join_heads(
     eps: float,
 ) -> torch.Tensor:
     """Query, key and value [3, rows, tokens of text and picture, heads, dim] of `texts` and `pictures`, three tensors
-    [rows, tokens, heads, dim] each, whose rows alone need not be contiguous; `dim` is a power of two.
+    [rows, tokens, heads, dim] each, of which a token's heads are contiguous; `dim` is a power of two.
 
     `norms` [dim] are those of the texts' query and key, then the pictures'; `places` complex64 [tokens, dim / 2] of
     texts (as many or more) and pictures. Rounded once.
@@ -107,6 +109,8 @@ def join_heads(
         out,
         texts[0].stride(0),
         pictures[0].stride(0),
+        texts[0].stride(1),
+        pictures[0].stride(1),
         told,
         shown,
         rows,

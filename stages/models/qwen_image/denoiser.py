@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 from stages.models.qwen_image.attention import joined_runs
@@ -15,11 +16,18 @@ from stages.runners.compiled_blocks import fuse_activations
 
 class Denoiser:
     """Over a QwenImageTransformer2DModel (diffusers 0.42) without `zero_cond_t`, with its arithmetic but for rounding;
-    on a GPU it rounds less often."""
+    on a GPU it rounds less often. The layers of queries, keys and values become views of one, of pictures and of texts.
+    """
 
     def __init__(self, transformer: Any) -> None:
         self._transformer = transformer
+        self._heads = [
+            (_as_one(attn.to_q, attn.to_k, attn.to_v), _as_one(attn.add_q_proj, attn.add_k_proj, attn.add_v_proj))
+            for attn in (block.attn for block in transformer.transformer_blocks)
+        ]
         fuse_activations(transformer)
+        if transformer.proj_out.weight.is_cuda:
+            torch.cuda.empty_cache()  # of the layers' own weights
 
     def __call__(
         self,
@@ -48,7 +56,7 @@ class Denoiser:
         for number, (before, after) in enumerate(pairwise(parts)):
             block = blocks[number // 2]
             if number % 2 == 0:
-                updates = _attended(block.attn, normed, places, lengths)
+                updates = _attended(block.attn, self._heads[number // 2], normed, places, lengths)
             else:
                 updates = [layers(each) for layers, each in zip((block.img_mlp, block.txt_mlp), normed, strict=True)]
             normed = modulate(streams, after, eps, updates, before)
@@ -56,12 +64,27 @@ class Denoiser:
         return predicted
 
 
+def _as_one(*layers: nn.Linear) -> nn.Linear:
+    """A layer that puts out what all of them do, one after the other. Their weights become parts of its own."""
+    whole = nn.Linear(layers[0].in_features, sum(layer.out_features for layer in layers), device="meta")
+    for name in ("weight", "bias"):
+        own = [getattr(layer, name) for layer in layers]
+        joined = torch.cat([each.data for each in own])
+        setattr(whole, name, nn.Parameter(joined, requires_grad=False))
+        for each, part in zip(own, joined.split([len(each) for each in own]), strict=True):
+            each.data = part
+    return whole
+
+
 def _attended(
-    attn: Any, normed: Sequence[torch.Tensor], places: Sequence[torch.Tensor], lengths: Sequence[int]
+    attn: Any,
+    layers: Sequence[nn.Linear],
+    normed: Sequence[torch.Tensor],
+    places: Sequence[torch.Tensor],
+    lengths: Sequence[int],
 ) -> list[torch.Tensor]:
-    layers = (attn.to_q, attn.to_k, attn.to_v), (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
     pictures, texts = (
-        [layer(each).unflatten(-1, (attn.heads, -1)) for layer in own] for own, each in zip(layers, normed, strict=True)
+        layer(each).unflatten(-1, (3, attn.heads, -1)).unbind(2) for layer, each in zip(layers, normed, strict=True)
     )
     norms = [norm.weight for norm in (attn.norm_added_q, attn.norm_added_k, attn.norm_q, attn.norm_k)]
     shown, told = torch.empty_like(normed[0]), torch.zeros_like(normed[1])
