@@ -13,6 +13,10 @@ from torch.nn import functional
 from stages.models.qwen_image.attention import joined_runs
 from stages.runners.compiled_blocks import fuse_activations
 
+ALONE = 1024
+"""Tokens of pictures from which on what they attend to is projected row by row, where it lies: then copying it to one
+place costs more than it saves."""
+
 
 class Denoiser:
     """Over a QwenImageTransformer2DModel (diffusers 0.42) without `zero_cond_t`, with its arithmetic but for rounding;
@@ -87,10 +91,16 @@ def _attended(
         layer(each).unflatten(-1, (3, attn.heads, -1)).unbind(2) for layer, each in zip(layers, normed, strict=True)
     )
     norms = [norm.weight for norm in (attn.norm_added_q, attn.norm_added_k, attn.norm_q, attn.norm_k)]
+    last, alone = attn.to_out[0], normed[0].shape[1] >= ALONE
     shown, told = torch.empty_like(normed[0]), torch.zeros_like(normed[1])
     for run, length, found in joined_runs(texts, pictures, norms, places[::-1], attn.norm_q.eps, lengths):
-        told[run, :length], shown[run] = found[:, :length].flatten(2), found[:, length:].flatten(2)
-    return [attn.to_out[0](shown), attn.to_add_out(told)]
+        told[run, :length] = found[:, :length].flatten(2)
+        if alone:
+            for row, own in zip(shown[run], found[:, length:].flatten(2), strict=True):
+                torch.addmm(last.bias, own, last.weight.t(), out=row)
+        else:
+            shown[run] = found[:, length:].flatten(2)
+    return [shown if alone else last(shown), attn.to_add_out(told)]
 
 
 def _modulated(

@@ -8,7 +8,7 @@ from diffusers import FirstBlockCacheConfig
 
 from stages.config import ModelSpec, StageTuning
 from stages.errors import StageError
-from stages.models.qwen_image import modulation
+from stages.models.qwen_image import denoiser, modulation
 from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, step_cache
@@ -157,6 +157,7 @@ def test_texts_padded_for_a_graph_are_encoded_as_by_the_pipeline(studio, monkeyp
 @pytest.mark.parametrize("places", [1, 2])
 def test_what_timesteps_make_of_several_steps_at_once_is_what_they_make_of_each(tiny_folder, monkeypatch, places):
     monkeypatch.setattr(modulation, "STEPS", 3)
+    monkeypatch.setattr(denoiser, "ALONE", 20)  # tokens of the largest picture: 32
     model = ModelSpec(path=str(tiny_folder), load_format="auto", dtype="float32")
     plain, fast = (
         Studio(tiny_folder, stepper=QwenImageStepper(model, ahead=ahead), places=places) for ahead in (False, True)
