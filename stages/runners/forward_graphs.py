@@ -21,7 +21,7 @@ MOST = 16
 """Compositions that are remembered; then the oldest is forgotten, however often it came. What a model itself keeps of a
 composition on the device (rotations) has to outlive the graphs that read it."""
 
-_PARTS = ("embeds", "pooled", "pictures")  # tensors of a condition
+_PARTS = ("embeds", "pooled", "pictures", "length")  # tensors of a condition
 
 Forward = Callable[[ImageParams, torch.Tensor, torch.Tensor, Sequence[Condition]], torch.Tensor]
 """`Stepper.predict` of one transformer."""

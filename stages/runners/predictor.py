@@ -174,9 +174,10 @@ class Predictor:
 
     def _forward(self, batch: _Batch) -> torch.Tensor:
         latents, timesteps = torch.cat(batch.latents), torch.stack(batch.timesteps)
+        conditions = self._stepper.fitted(batch.image, batch.conditions)
         if graphs := self._graphs.get(id(batch.transformer)):
-            return graphs(batch.image, latents, timesteps, batch.conditions)
-        call = partial(self._stepper.predict, batch.transformer, batch.image, latents, timesteps, batch.conditions)
+            return graphs(batch.image, latents, timesteps, conditions)
+        call = partial(self._stepper.predict, batch.transformer, batch.image, latents, timesteps, conditions)
         return call() if self._cache is None else self._cache.forward(batch.transformer, batch.uid, batch.side, call)
 
 

@@ -15,7 +15,8 @@ from stages.schedulers.base import Denoising
 class Condition:
     """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
     `tokens` of it were read, padding not counted, `seen_tokens` of them of pictures; `warning` says what did not fit.
-    `pictures` [1, tokens, features] are the latents of those that are edited, None where none are."""
+    `pictures` [1, tokens, features] are the latents of those that are edited, None where none are. `length` [1], int32,
+    says on the device how many of `embeds` count, if not all."""
 
     embeds: torch.Tensor
     warning: str = ""
@@ -23,6 +24,7 @@ class Condition:
     tokens: int = 0
     seen_tokens: int = 0
     pictures: torch.Tensor | None = None
+    length: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -79,6 +81,10 @@ class Stepper(Protocol):
     def begin(self, image: ImageParams, seed: int, start: torch.Tensor | None = None) -> Canvas:
         """The noise, over `start` if there is one, and the schedule at its start. The same seed gives what the pipeline
         itself draws with a CPU generator of that seed."""
+        ...
+
+    def fitted(self, image: ImageParams, conditions: Sequence[Condition]) -> Sequence[Condition]:
+        """As `predict` takes them for such a picture: in shapes that more of them have in common."""
         ...
 
     def predict(

@@ -11,7 +11,7 @@ from omni_cli.plan.devices import visible_devices
 from stages.config import ModelSpec, StageTuning
 from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
-from stages.models.qwen_image.attention import _ready, joint_attention
+from stages.models.qwen_image.attention import Ragged, _ready, joint_attention, ragged_attention
 from stages.models.qwen_image.edit import QwenImageEditStepper
 from stages.models.qwen_image.stepper import QwenImageStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
@@ -101,3 +101,18 @@ def test_texts_of_unequal_lengths_are_attended_by_flash_kernels():
     found = torch.cat([told, shown], dim=1).float()
     torch.testing.assert_close(found[real], exact.transpose(1, 2)[real], rtol=0, atol=2e-2)
     assert not found[~real].any()
+
+
+def test_rows_of_unequal_lengths_attend_to_what_counts_in_a_graph_as_well():
+    generator = torch.Generator("cuda").manual_seed(0)
+    query, key, value = torch.randn(3, 3, 300, 4, 128, dtype=torch.bfloat16, device="cuda", generator=generator)
+    lengths = torch.tensor([44, 1, 20], dtype=torch.int32, device="cuda")
+    graph, others = torch.cuda.CUDAGraph(), torch.tensor([3, 44, 30], dtype=torch.int32, device="cuda")
+    ragged_attention(query, key, value, Ragged.of(lengths, 256, 44))
+    with torch.cuda.graph(graph):
+        found = ragged_attention(query, key, value, Ragged.of(lengths, 256, 44))
+    lengths.copy_(others)
+    graph.replay()
+    real = (256 + others).cpu()
+    slow = ragged_attention(*(each.float().cpu() for each in (query, key, value)), Ragged(real, real))
+    torch.testing.assert_close(found.float().cpu(), slow, rtol=0, atol=2e-2)

@@ -7,7 +7,7 @@ backend is set in diffusers. Knows no request.
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
@@ -30,9 +30,23 @@ def _joint(
     An operation of its own, so that compiled blocks stay whole and no length is compiled in.
     """
     told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
-    for run, length, found in joined_runs(texts, pictures, norms, places, eps, lengths.tolist()):
-        told[run, :length], shown[run] = found[:, :length], found[:, length:]
+    for run, text, picture in joined_runs(texts, pictures, norms, places, eps, lengths.tolist()):
+        told[run, : text.shape[1]], shown[run] = text, picture
     return told, shown
+
+
+class Ragged(NamedTuple):
+    """Rows of unequal lengths, all int32 on the device: how many tokens of each row count, [rows], and where the rows
+    begin and end among all tokens, [rows + 1]."""
+
+    used: torch.Tensor
+    ends: torch.Tensor
+
+    @classmethod
+    def of(cls, lengths: torch.Tensor, shown: int, told: int) -> "Ragged":
+        """Rows of a picture of `shown` tokens and a text of `told`, of which its `lengths` [rows] count."""
+        ends = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device) * (shown + told)
+        return cls(lengths + shown, ends)
 
 
 def joined_runs(
@@ -41,10 +55,12 @@ def joined_runs(
     norms: Sequence[torch.Tensor],
     places: Sequence[torch.Tensor],
     eps: float,
-    lengths: Sequence[int],
-) -> Iterator[tuple[slice, int, torch.Tensor]]:
-    """Rows side by side, the length of their texts, and what they attend to [rows, tokens of text and picture, heads,
-    features]; arguments are those of `_joint`."""
+    lengths: Sequence[int] | Ragged,
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Rows side by side, and what their texts and their pictures attend to, [rows, tokens, heads, features] each;
+    arguments are those of `_joint`. Of ragged rows, a picture and then its text, all are one run, padding with them."""
+    if isinstance(lengths, Ragged):
+        texts, pictures, norms, places = pictures, texts, [*norms[2:], *norms[:2]], places[::-1]
     if texts[0].is_cuda:
         # Triton is not on every machine.
         from stages.kernels.cuda.joint import join_heads
@@ -53,12 +69,34 @@ def joined_runs(
     else:
         texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
         join = _side_by_side
+    if isinstance(lengths, Ragged):
+        query, key, value = join(texts, pictures)
+        found, shown = ragged_attention(query, key, value, lengths), texts[0].shape[1]
+        yield slice(None), found[:, shown:], found[:, :shown]
+        return
     end = 0
     for length, same in groupby(lengths):
         run = slice(end, end + len(list(same)))
         end = run.stop
-        joined = join([each[run, :length] for each in texts], [each[run] for each in pictures])
-        yield run, length, dispatch_attention_fn(*joined)
+        found = dispatch_attention_fn(*join([each[run, :length] for each in texts], [each[run] for each in pictures]))
+        yield run, found[:, :length], found[:, length:]
+
+
+def ragged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Ragged) -> torch.Tensor:
+    """[rows, tokens, heads, features]; of keys and values of a row those that count are attended to. By FlashAttention;
+    on a CPU row by row."""
+    rows, tokens = query.shape[:2]
+    if not query.is_cuda:
+        ends = enumerate(lengths.used.tolist())
+        return torch.cat(
+            [dispatch_attention_fn(query[at, None], key[at, None, :n], value[at, None, :n]) for at, n in ends]
+        )
+    packed = (each.flatten(0, 1) for each in (query, key, value))
+    found, *_ = torch.ops.aten._flash_attention_forward(
+        *packed, lengths.ends, lengths.ends, tokens, tokens, 0.0, False, False, seqused_k=lengths.used
+    )
+    together: torch.Tensor = found.unflatten(0, (rows, tokens))
+    return together
 
 
 def _ready(

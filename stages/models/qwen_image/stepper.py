@@ -6,6 +6,7 @@ modules.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import chain
 from math import prod
@@ -41,6 +42,12 @@ PROMPT_TOKENS = 512
 TILED_PIXELS = 1664 * 928
 """Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
 
+SMALL = 1536
+"""Tokens of pictures in a row up to which rows of unequal lengths attend in one launch. That attention is slower, but
+takes lengths from the device; of the faster one each length is a plan, which takes about 90 ms on an H200."""
+TEXT_TOKENS = 32
+"""To a multiple of this texts are padded then."""
+
 PARTS = ("transformer", "vae", "text_encoder")
 # Of all compositions that are remembered and the next, each with as many pictures as are edited at most.
 _ROTATIONS = (MOST + 1) * (1 + max(most for most, _ in EDITS.values()))
@@ -55,6 +62,7 @@ class QwenImageStepper:
     recordable = True
     transformers: Sequence[nn.Module] = ()
     _texts: TextGraphs | None = None
+    _ragged = False
     _modulation: Modulation | None = None  # with it, denoisers predict, by the id of their transformer
 
     def __init__(
@@ -102,6 +110,7 @@ class QwenImageStepper:
             if self._ahead and self.recordable:
                 self._modulation = Modulation(self.transformers[0])
                 self._denoisers = {id(each): Denoiser(each) for each in self.transformers}
+                self._ragged = self._device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, denoiser = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
@@ -194,6 +203,21 @@ class QwenImageStepper:
             return Canvas(latents, schedule, timesteps)
         return Canvas(latents, schedule, timesteps, Times(self._modulation, timesteps.to(latents.dtype) / 1000))
 
+    def fitted(self, image: ImageParams, conditions: Sequence[Condition]) -> Sequence[Condition]:
+        """Texts beside a small picture are padded, so that those of most lengths are one composition."""
+        if not self._ragged or sum(map(prod, self._grids(image))) > SMALL:
+            return conditions
+        lengths = [len(each.embeds) for each in conditions]
+        most = -(-max(lengths) // TEXT_TOKENS) * TEXT_TOKENS
+        return [
+            replace(
+                each,
+                embeds=nn.functional.pad(each.embeds, (0, 0, 0, most - length)),
+                length=torch.full((1,), length, dtype=torch.int32, device=each.embeds.device),
+            )
+            for each, length in zip(conditions, lengths, strict=True)
+        ]
+
     def predict(
         self,
         transformer: nn.Module,
@@ -206,6 +230,7 @@ class QwenImageStepper:
         pictures = [condition.pictures for condition in conditions if condition.pictures is not None]
         rows = torch.cat([latents, torch.cat(pictures)], dim=1) if pictures else latents
         padded, lengths = nn.utils.rnn.pad_sequence(texts, batch_first=True), [len(text) for text in texts]
+        told = [condition.length for condition in conditions if condition.length is not None]
         grids = [self._grids(image)] * len(conditions)
         predicted: torch.Tensor
         if self._modulation is None:
@@ -218,7 +243,9 @@ class QwenImageStepper:
                 return_dict=False,
             )
         else:
-            predicted = self._denoisers[id(transformer)](rows, padded, lengths, grids, timesteps)
+            predicted = self._denoisers[id(transformer)](
+                rows, padded, torch.cat(told) if told else lengths, grids, timesteps
+            )
         return predicted[:, : latents.shape[1]]
 
     def guide(self, wanted: torch.Tensor, unwanted: torch.Tensor, scale: float) -> torch.Tensor:

@@ -121,6 +121,9 @@ class SD3Stepper:
         timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, **shift)
         return Canvas(latents, schedule, timesteps)
 
+    def fitted(self, image: ImageParams, conditions: Sequence[Condition]) -> Sequence[Condition]:
+        return conditions
+
     def predict(
         self,
         transformer: nn.Module,

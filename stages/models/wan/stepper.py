@@ -109,6 +109,9 @@ class WanStepper:
         )
         return Canvas(latents, schedule, schedule.timesteps)
 
+    def fitted(self, image: ImageParams, conditions: Sequence[Condition]) -> Sequence[Condition]:
+        return conditions
+
     def predict(
         self,
         transformer: nn.Module,

@@ -1,6 +1,7 @@
 """What makes steps faster, and what it leaves of the result. On the CPU, without a compiler behind."""
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from diffusers import FirstBlockCacheConfig
 from stages.config import ModelSpec, StageTuning
 from stages.errors import StageError
 from stages.models.qwen_image import denoiser, modulation
+from stages.models.qwen_image import stepper as qwen_stepper
 from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, step_cache
@@ -152,6 +154,27 @@ def test_texts_padded_for_a_graph_are_encoded_as_by_the_pipeline(studio, monkeyp
             found = stepper.encode(text)
             torch.testing.assert_close(found.embeds, expected.embeds, rtol=0, atol=1e-5)
             assert (found.tokens, found.warning) == (expected.tokens, expected.warning)
+
+
+def test_texts_of_other_lengths_are_the_same_composition_beside_a_small_picture(tiny_folder, recorders, monkeypatch):
+    monkeypatch.setattr(qwen_stepper, "SMALL", 16)  # tokens of the smaller picture
+    monkeypatch.setattr(qwen_stepper, "TEXT_TOKENS", 64)
+    model = ModelSpec(path=str(tiny_folder), load_format="auto", dtype="float32")
+    plain, fast = (
+        Studio(tiny_folder, stepper=QwenImageStepper(model, ahead=ahead), tuning=StageTuning(graphs=ahead))
+        for ahead in (False, True)
+    )
+    monkeypatch.setattr(fast.stepper, "_ragged", True)
+    small = [Asked(prompt="", negative="a longer one", steps=3), Asked(prompt="long " * 12, negative="bad", steps=2)]
+    large = [replace(asked, size=(128, 64)) for asked in small]
+    for asked, expected in zip(
+        [*small, *large],
+        [[(0, 1), (1, 0), (1, 0)], [(1, 0)] * 2, [(0, 1), (1, 0), (1, 0)], [(0, 1), (1, 0)]],
+        strict=True,
+    ):
+        session = fast.draw(asked)
+        assert replays(session) == expected
+        torch.testing.assert_close(session.drawn[0].latents, plain.draw(asked).drawn[0].latents, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("places", [1, 2])
