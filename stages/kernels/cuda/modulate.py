@@ -12,9 +12,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from stages.kernels.cuda.launch import programs
 from stages.kernels.cuda.tiles import power_of_two
 
-TOKENS = 2
+TOKENS = 4
 """Of a row in one program, which reads what modulates the row once."""
-WARPS = 8
+WARPS = 4
 
 
 @triton.jit(do_not_specialize=["shown", "told"])  # else some lengths are compiled anew, for a request
