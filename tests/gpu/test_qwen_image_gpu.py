@@ -11,7 +11,7 @@ from omni_cli.plan.devices import visible_devices
 from stages.config import ModelSpec, StageTuning
 from stages.models.cache import built_once
 from stages.models.qwen_image import tiny
-from stages.models.qwen_image.attention import Ragged, _ready, joint_attention, ragged_attention
+from stages.models.qwen_image.attention import _ready, joint_attention, ragged_attention
 from stages.models.qwen_image.edit import QwenImageEditStepper
 from stages.models.qwen_image.stepper import QwenImageStepper
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient
@@ -78,41 +78,51 @@ def test_two_gpus_draw_what_two_forwards_on_one_draw(folder, compile_):
     two.runner.close()
 
 
-def test_texts_of_unequal_lengths_are_attended_by_flash_kernels():
-    generator = torch.Generator("cuda").manual_seed(0)
-    sizes = {"generator": generator, "device": "cuda"}
-    texts, pictures = (
-        [torch.randn(3, tokens, 4, 128, dtype=torch.bfloat16, **sizes) for _ in "qkv"] for tokens in (40, 256)
-    )
+def both(told: int, shown: int) -> tuple[list[list[torch.Tensor]], list[torch.Tensor], list[torch.Tensor]]:
+    """Query, key and value of texts and of pictures, norms and places, of three rows."""
+    sizes = {"generator": torch.Generator("cuda").manual_seed(0), "device": "cuda"}
+    heads = [
+        list(torch.randn(3, tokens, 3, 4, 128, dtype=torch.bfloat16, **sizes).unbind(2)) for tokens in (told, shown)
+    ]
     norms = [torch.rand(128, dtype=torch.bfloat16, **sizes) + 0.5 for _ in range(4)]
-    angles = [torch.randn(tokens, 64, **sizes) for tokens in (40, 256)]
-    places = [torch.polar(torch.ones_like(angle), angle) for angle in angles]
-    lengths = torch.tensor([40, 7, 40])
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which refuses a mask
-        told, shown = joint_attention(texts, pictures, norms, places, 1e-6, lengths)
+    angles = [torch.randn(tokens, 64, **sizes) for tokens in (told, shown)]
+    return heads, norms, [torch.polar(torch.ones_like(angle), angle) for angle in angles]
+
+
+def exact(heads, norms, places, lengths):
+    """With a mask, in float32, pictures behind texts."""
     ready = [
-        _ready([each.float() for each in heads], [norm.float() for norm in own], turns, 1e-6)
-        for heads, own, turns in ((texts, norms[:2], places[0]), (pictures, norms[2:], places[1]))
+        _ready([each.float() for each in own], [norm.float() for norm in of_own], turns, 1e-6)
+        for own, of_own, turns in zip(heads, (norms[:2], norms[2:]), places, strict=True)
     ]
     query, key, value = (torch.cat(pair, dim=1).transpose(1, 2) for pair in zip(*ready, strict=True))
-    real = torch.ones(3, 296, dtype=torch.bool, device="cuda")
-    real[1, 7:40] = False
-    exact = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
-    found = torch.cat([told, shown], dim=1).float()
-    torch.testing.assert_close(found[real], exact.transpose(1, 2)[real], rtol=0, atol=2e-2)
+    real = torch.ones(query.shape[0], query.shape[2], dtype=torch.bool, device="cuda")
+    for row, length in enumerate(lengths.tolist()):
+        real[row, length : heads[0][0].shape[1]] = False
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=real[:, None, None])
+    return found.transpose(1, 2), real
+
+
+def test_texts_of_unequal_lengths_are_attended_by_flash_kernels():
+    heads, norms, places = both(40, 256)
+    lengths = torch.tensor([40, 7, 40])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):  # which refuses a mask
+        found = torch.cat(joint_attention(*heads, norms, places, 1e-6, lengths), dim=1).float()
+    right, real = exact(heads, norms, places, lengths)
+    torch.testing.assert_close(found[real], right[real], rtol=0, atol=2e-2)
     assert not found[~real].any()
 
 
-def test_rows_of_unequal_lengths_attend_to_what_counts_in_a_graph_as_well():
-    generator = torch.Generator("cuda").manual_seed(0)
-    query, key, value = torch.randn(3, 3, 300, 4, 128, dtype=torch.bfloat16, device="cuda", generator=generator)
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+def test_rows_of_unequal_lengths_attend_to_what_counts_in_a_graph_as_well(monkeypatch, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)  # FlashAttention, cuDNN
+    heads, norms, places = both(44, 250)
     lengths = torch.tensor([44, 1, 20], dtype=torch.int32, device="cuda")
     graph, others = torch.cuda.CUDAGraph(), torch.tensor([3, 44, 30], dtype=torch.int32, device="cuda")
-    ragged_attention(query, key, value, Ragged.of(lengths, 256, 44))
+    ragged_attention(*heads, norms, places, 1e-6, lengths)
     with torch.cuda.graph(graph):
-        found = ragged_attention(query, key, value, Ragged.of(lengths, 256, 44))
+        found = ragged_attention(*heads, norms, places, 1e-6, lengths)
     lengths.copy_(others)
     graph.replay()
-    real = (256 + others).cpu()
-    slow = ragged_attention(*(each.float().cpu() for each in (query, key, value)), Ragged(real, real))
-    torch.testing.assert_close(found.float().cpu(), slow, rtol=0, atol=2e-2)
+    right, real = exact(heads, norms, places, others)
+    torch.testing.assert_close(torch.cat(found, dim=1).float()[real], right[real], rtol=0, atol=2e-2)

@@ -92,18 +92,21 @@ def join_heads(
     eps: float,
 ) -> torch.Tensor:
     """Query, key and value [3, rows, tokens of text and picture, heads, dim] of `texts` and `pictures`, three tensors
-    [rows, tokens, heads, dim] each, of which a token's heads are contiguous; `dim` is a power of two.
+    [rows, tokens, heads, dim] each, of which a token's heads are contiguous; `dim` is a power of two. Without values:
+    query and key.
 
     `norms` [dim] are those of the texts' query and key, then the pictures'; `places` complex64 [tokens, dim / 2] of
     texts (as many or more) and pictures. Rounded once.
     """
     rows, told, heads, dim = texts[0].shape
     shown = pictures[0].shape[1]
-    out = texts[0].new_empty(3, rows, told + shown, heads, dim)
+    out = texts[0].new_empty(len(texts), rows, told + shown, heads, dim)
     turns = [torch.view_as_real(each) for each in places]
-    programs(_join, cdiv(told, BLOCK_T) + cdiv(shown, BLOCK_T), rows * heads, 3)(
-        *texts,
-        *pictures,
+    programs(_join, cdiv(told, BLOCK_T) + cdiv(shown, BLOCK_T), rows * heads, len(texts))(
+        *texts[:2],
+        texts[-1],
+        *pictures[:2],
+        pictures[-1],
         *norms,
         *turns,
         out,

@@ -4,14 +4,44 @@ Rows side by side whose texts are equally long attend together, their padding cu
 backend is set in diffusers. Knows no request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_qwenimage import apply_rotary_emb_qwen
+
+
+def joined_attention(
+    texts: Sequence[torch.Tensor],
+    pictures: Sequence[torch.Tensor],
+    norms: Sequence[torch.Tensor],
+    places: Sequence[torch.Tensor],
+    eps: float,
+    lengths: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What texts and pictures attend to, each [rows, tokens, heads, features], 0 for padding of texts, which have
+    `lengths`. Of either stream come query, key and value in that shape; the first two are normed by `norms` [features],
+    two of texts and two of pictures, and rotated by complex `places` [tokens, features / 2].
+    """
+    told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
+    if texts[0].is_cuda:
+        # Triton is not on every machine.
+        from stages.kernels.cuda.joint import join_heads
+
+        join: Any = partial(join_heads, norms=norms, places=places, eps=eps)
+    else:
+        texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
+        join = _side_by_side
+    end = 0
+    for length, same in groupby(lengths):
+        run = slice(end, end + len(list(same)))
+        end = run.stop
+        found = dispatch_attention_fn(*join([each[run, :length] for each in texts], [each[run] for each in pictures]))
+        told[run, :length], shown[run] = found[:, :length], found[:, length:]
+    return told, shown
 
 
 def _joint(
@@ -22,81 +52,48 @@ def _joint(
     eps: float,
     lengths: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What texts and pictures attend to, each [rows, tokens, heads, features], 0 for padding. Of either stream come
-    query, key and value in that shape; the first two are normed by `norms` [features], two of texts and two of
-    pictures, and rotated by complex `places` [tokens, features / 2]. `lengths` [rows] of the texts are on the CPU, as
-    the host decides by them.
-
-    An operation of its own, so that compiled blocks stay whole and no length is compiled in.
-    """
-    told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
-    for run, text, picture in joined_runs(texts, pictures, norms, places, eps, lengths.tolist()):
-        told[run, : text.shape[1]], shown[run] = text, picture
-    return told, shown
+    """`joined_attention` with `lengths` [rows] on the CPU: an operation of its own, so that compiled blocks stay whole
+    and no length is compiled in."""
+    return joined_attention(texts, pictures, norms, places, eps, lengths.tolist())
 
 
-class Ragged(NamedTuple):
-    """Rows of unequal lengths, all int32 on the device: how many tokens of each row count, [rows], and where the rows
-    begin and end among all tokens, [rows + 1]."""
-
-    used: torch.Tensor
-    ends: torch.Tensor
-
-    @classmethod
-    def of(cls, lengths: torch.Tensor, shown: int, told: int) -> "Ragged":
-        """Rows of a picture of `shown` tokens and a text of `told`, of which its `lengths` [rows] count."""
-        ends = torch.arange(len(lengths) + 1, dtype=torch.int32, device=lengths.device) * (shown + told)
-        return cls(lengths + shown, ends)
-
-
-def joined_runs(
+def ragged_attention(
     texts: Sequence[torch.Tensor],
     pictures: Sequence[torch.Tensor],
     norms: Sequence[torch.Tensor],
     places: Sequence[torch.Tensor],
     eps: float,
-    lengths: Sequence[int] | Ragged,
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Rows side by side, and what their texts and their pictures attend to, [rows, tokens, heads, features] each;
-    arguments are those of `_joint`. Of ragged rows, a picture and then its text, all are one run, padding with them."""
-    if isinstance(lengths, Ragged):
-        texts, pictures, norms, places = pictures, texts, [*norms[2:], *norms[:2]], places[::-1]
-    if texts[0].is_cuda:
-        # Triton is not on every machine.
-        from stages.kernels.cuda.joint import join_heads
-
-        join: Any = partial(join_heads, norms=norms, places=places, eps=eps)
-    else:
+    lengths: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `joined_attention`, but nothing that is launched depends on `lengths`, int32 [rows] on the device, and what
+    texts' padding attends to is anything. On a GPU all rows attend to their pictures in one launch, and in another to
+    their texts as well."""
+    if not texts[0].is_cuda:
         texts, pictures = _ready(texts, norms[:2], places[0], eps), _ready(pictures, norms[2:], places[1], eps)
-        join = _side_by_side
-    if isinstance(lengths, Ragged):
-        query, key, value = join(texts, pictures)
-        found, shown = ragged_attention(query, key, value, lengths), texts[0].shape[1]
-        yield slice(None), found[:, shown:], found[:, :shown]
-        return
-    end = 0
-    for length, same in groupby(lengths):
-        run = slice(end, end + len(list(same)))
-        end = run.stop
-        found = dispatch_attention_fn(*join([each[run, :length] for each in texts], [each[run] for each in pictures]))
-        yield run, found[:, :length], found[:, length:]
+        query, key, value = _side_by_side(pictures, texts)
+        shown = pictures[0].shape[1]
+        ends = enumerate((shown + lengths).tolist())
+        found = [dispatch_attention_fn(query[at, None], key[at, None, :n], value[at, None, :n]) for at, n in ends]
+        return torch.cat(found)[:, shown:], torch.cat(found)[:, :shown]
+    from stages.kernels.cuda.joint import join_heads
+    from stages.kernels.cuda.more_keys import attended_as_well
+
+    of_both = [*norms[2:], *norms[:2]]
+    query, key = join_heads(pictures[:2], texts[:2], of_both, places[::-1], eps)
+    found, sums = _attended(query, key[:, : pictures[0].shape[1]], pictures[2])
+    shown, told = attended_as_well(query, key, texts[2], found, sums, lengths)
+    return told, shown
 
 
-def ragged_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, lengths: Ragged) -> torch.Tensor:
-    """[rows, tokens, heads, features]; of keys and values of a row those that count are attended to. By FlashAttention;
-    on a CPU row by row."""
-    rows, tokens = query.shape[:2]
-    if not query.is_cuda:
-        ends = enumerate(lengths.used.tolist())
-        return torch.cat(
-            [dispatch_attention_fn(query[at, None], key[at, None, :n], value[at, None, :n]) for at, n in ends]
-        )
-    packed = (each.flatten(0, 1) for each in (query, key, value))
-    found, *_ = torch.ops.aten._flash_attention_forward(
-        *packed, lengths.ends, lengths.ends, tokens, tokens, 0.0, False, False, seqused_k=lengths.used
-    )
-    together: torch.Tensor = found.unflatten(0, (rows, tokens))
-    return together
+def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """On a GPU what each query attends to, [rows, tokens, heads, features], and the logarithm of its sum of exponents,
+    float32 [rows, heads, tokens]."""
+    heads = [each.transpose(1, 2) for each in (query, key, value)]
+    if torch.cuda.get_device_capability(query.device) >= (9, 0):
+        found, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True)
+    else:
+        found, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
+    return found.transpose(1, 2), sums.flatten(2)
 
 
 def _ready(
@@ -111,8 +108,8 @@ def _ready(
     return [*turned, value]
 
 
-def _side_by_side(texts: list[torch.Tensor], pictures: list[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.cat(pair, dim=1) for pair in zip(texts, pictures, strict=True)]
+def _side_by_side(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.cat(pair, dim=1) for pair in zip(one, other, strict=True)]
 
 
 def _like(texts: list[torch.Tensor], pictures: list[torch.Tensor], *_: object) -> tuple[torch.Tensor, torch.Tensor]:

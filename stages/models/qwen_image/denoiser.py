@@ -10,12 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from stages.models.qwen_image.attention import Ragged, joined_runs
+from stages.models.qwen_image.attention import joined_attention, ragged_attention
 from stages.runners.compiled_blocks import fuse_activations
-
-ALONE = 1024
-"""Tokens of pictures from which on what they attend to is projected row by row, where it lies: then copying it to one
-place costs more than it saves."""
 
 
 class Denoiser:
@@ -57,8 +53,6 @@ class Denoiser:
         parts = [told[:, number // 2, :, number % 2] for number in range(2 * len(blocks) + 1)]
         places = transformer.pos_embed(grids, max_txt_seq_len=texts.shape[1], device=latents.device)
         streams = [transformer.img_in(latents), transformer.txt_in(transformer.txt_norm(texts))]
-        if isinstance(lengths, torch.Tensor):
-            lengths = Ragged.of(lengths, latents.shape[1], texts.shape[1])
         normed = modulate(streams, parts[0], eps)
         for number, (before, after) in enumerate(pairwise(parts)):
             block = blocks[number // 2]
@@ -88,22 +82,15 @@ def _attended(
     layers: Sequence[nn.Linear],
     normed: Sequence[torch.Tensor],
     places: Sequence[torch.Tensor],
-    lengths: Sequence[int] | Ragged,
+    lengths: Sequence[int] | torch.Tensor,
 ) -> list[torch.Tensor]:
     pictures, texts = (
         layer(each).unflatten(-1, (3, attn.heads, -1)).unbind(2) for layer, each in zip(layers, normed, strict=True)
     )
     norms = [norm.weight for norm in (attn.norm_added_q, attn.norm_added_k, attn.norm_q, attn.norm_k)]
-    last, alone = attn.to_out[0], normed[0].shape[1] >= ALONE
-    shown, told = torch.empty_like(normed[0]), torch.zeros_like(normed[1])
-    for run, text, picture in joined_runs(texts, pictures, norms, places[::-1], attn.norm_q.eps, lengths):
-        told[run, : text.shape[1]] = text.flatten(2)
-        if alone:
-            for row, own in zip(shown[run], picture.flatten(2), strict=True):
-                torch.addmm(last.bias, own, last.weight.t(), out=row)
-        else:
-            shown[run] = picture.flatten(2)
-    return [shown if alone else last(shown), attn.to_add_out(told)]
+    attend: Any = ragged_attention if isinstance(lengths, torch.Tensor) else joined_attention
+    told, shown = attend(texts, pictures, norms, places[::-1], attn.norm_q.eps, lengths)
+    return [attn.to_out[0](shown.flatten(2)), attn.to_add_out(told.flatten(2))]
 
 
 def _modulated(

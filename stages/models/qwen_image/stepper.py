@@ -42,11 +42,8 @@ PROMPT_TOKENS = 512
 TILED_PIXELS = 1664 * 928
 """Larger pictures are decoded in tiles that overlap: the largest size that the model was published for."""
 
-SMALL = 1536
-"""Tokens of pictures in a row up to which rows of unequal lengths attend in one launch. That attention is slower, but
-takes lengths from the device; of the faster one each length is a plan, which takes about 90 ms on an H200."""
 TEXT_TOKENS = 32
-"""To a multiple of this texts are padded then."""
+"""To a multiple of this texts are padded where nothing that is launched depends on their lengths."""
 
 PARTS = ("transformer", "vae", "text_encoder")
 # Of all compositions that are remembered and the next, each with as many pictures as are edited at most.
@@ -204,8 +201,8 @@ class QwenImageStepper:
         return Canvas(latents, schedule, timesteps, Times(self._modulation, timesteps.to(latents.dtype) / 1000))
 
     def fitted(self, image: ImageParams, conditions: Sequence[Condition]) -> Sequence[Condition]:
-        """Texts beside a small picture are padded, so that those of most lengths are one composition."""
-        if not self._ragged or sum(map(prod, self._grids(image))) > SMALL:
+        """Padded, so that texts of most lengths are one composition."""
+        if not self._ragged:
             return conditions
         lengths = [len(each.embeds) for each in conditions]
         most = -(-max(lengths) // TEXT_TOKENS) * TEXT_TOKENS
