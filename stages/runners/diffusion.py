@@ -300,24 +300,17 @@ class DiffusionRunner:
         return RowResult(uid=row.uid, units=1, finished="stop", emissions=emissions)
 
     def _decode(self, rows: tuple[Row, ...]) -> tuple[RowResult, ...]:
-        results = {row.uid: self._alone(row, self._judged) for row in rows}
-        sound = [self._pictures[row.uid] for row in rows if results[row.uid].error is None]
-        if sound:
-            latents = torch.cat([picture.drawn.latents for picture in sound])
-            pixels = (self._stepper.decode(sound[0].image, latents) * 255).round().to(torch.uint8)
-            decoded = dict(zip((picture.request.uid for picture in sound), pixels, strict=True))
-            results |= {row.uid: self._shown(row, decoded[row.uid]) for row in rows if row.uid in decoded}
-        return tuple(results[row.uid] for row in rows)
+        """All is launched before anything waits for the device, which may still be at the last step."""
+        pictures = [self._pictures[row.uid] for row in rows]
+        latents = torch.cat([picture.drawn.latents for picture in pictures])
+        drawn = zip(rows, _levels(self._stepper.decode(pictures[0].image, latents)), strict=True)
+        return tuple(self._alone(row, partial(self._shown, pixels=pixels)) for row, pixels in drawn)
 
-    def _judged(self, row: Row) -> RowResult:
+    def _shown(self, row: Row, pixels: torch.Tensor) -> RowResult:
         picture = self._pictures[row.uid]
         if not bool(picture.drawn.latents.isfinite().all()):
             steps = row.position or picture.asks.steps  # a stage that only decodes has taken none
             raise StageError(f"the latents are not finite after {steps} steps: there is no picture in them")
-        return RowResult(uid=row.uid, units=0)
-
-    def _shown(self, row: Row, pixels: torch.Tensor) -> RowResult:
-        picture = self._pictures[row.uid]
         meta = picture.meta
         if pixels.ndim == 4:
             meta = (*meta, ("fps", self._stepper.fps))
@@ -343,6 +336,12 @@ class DiffusionRunner:
         self._predictor.close()
         self._pictures.clear()
         self._texts.clear()
+
+
+def _levels(pixels: torch.Tensor) -> torch.Tensor:
+    """Of pixels in 0 to 1, which it may overwrite, those of 255 on the host."""
+    levels = pixels.float().mul_(255).round_().to(torch.uint8, memory_format=torch.contiguous_format)
+    return torch.empty_like(levels, device="cpu", pin_memory=True).copy_(levels) if levels.is_cuda else levels
 
 
 def _prompt(request: StageRequest) -> str:

@@ -1,4 +1,4 @@
-"""CUDA graphs of a transformer's forwards, captured as they come. Of a composition (size, rows, lengths of texts) the
+"""CUDA graphs of a module's forwards, captured as they come. Of a composition (size, rows, lengths of texts) the
 first forward runs operation by operation, and leaves kernels compiled and caches filled; the second is captured, and
 replayed from then on. Knows no model and no requests, and must not change a result: a replay runs the same kernels.
 """
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,8 +23,9 @@ composition on the device (rotations) has to outlive the graphs that read it."""
 
 _PARTS = ("embeds", "pooled", "pictures", "length")  # tensors of a condition
 
-Forward = Callable[[ImageParams, torch.Tensor, torch.Tensor, Sequence[Condition]], torch.Tensor]
-"""`Stepper.predict` of one transformer."""
+Given: TypeAlias = torch.Tensor | Sequence[Condition]
+Forward = Callable[..., torch.Tensor]
+"""`Stepper.predict` of one transformer, or another function of an image's size and of what is `Given`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +63,15 @@ def capture_on(device: torch.device) -> Capture:
 
 @dataclass(slots=True)
 class _Composition:
-    """`inputs` are where the graph reads: latents, timesteps and the texts' tensors. None before there is one."""
+    """`inputs` are where the graph reads: all tensors that are given. None before there is one."""
 
     inputs: Sequence[torch.Tensor] = ()
     captured: Captured | None = None
 
 
 class ForwardGraphs:
-    """`forward` of one transformer, of which nothing depends on values but what it computes on the device. To be called
-    by one thread; `paths` counts its calls."""
+    """`forward` of one module, of which nothing depends on values but what it computes on the device. To be called by
+    one thread; `paths` counts its calls."""
 
     def __init__(self, forward: Forward, capture: Capture) -> None:
         self.paths = Paths()
@@ -82,11 +83,9 @@ class ForwardGraphs:
     def forget(self) -> None:
         self._known.clear()
 
-    def __call__(
-        self, image: ImageParams, latents: torch.Tensor, timesteps: torch.Tensor, conditions: Sequence[Condition]
-    ) -> torch.Tensor:
-        """As `forward`. The prediction may be overwritten by the next call."""
-        inputs = [latents, timesteps, *_tensors(conditions)]
+    def __call__(self, image: ImageParams, *given: Given) -> torch.Tensor:
+        """As `forward`. What is returned may be overwritten by the next call."""
+        inputs = _tensors(given)
         form = tuple((each.shape, each.dtype) for each in inputs)
         key = (image.width, image.height, image.frames, image.pictures, form)
         known = self._known.get(key)
@@ -95,12 +94,12 @@ class ForwardGraphs:
                 del self._known[next(iter(self._known))]
             self._known[key] = _Composition()
         elif known.captured is not None:
-            for mine, given in zip(known.inputs, inputs, strict=True):
-                mine.copy_(given)
+            for mine, theirs in zip(known.inputs, inputs, strict=True):
+                mine.copy_(theirs)
         elif not self._full:
-            self._record(known, image, inputs, conditions)
+            self._record(known, image, inputs, given)
         if known is None or known.captured is None:
-            return self._eager(image, latents, timesteps, conditions)
+            return self._eager(image, *given)
         self.paths.replays += 1
         known.captured.replay()
         return known.captured.output
@@ -119,33 +118,35 @@ class ForwardGraphs:
     def _give_up(self, error: Exception) -> None:
         self._full = True
         self.forget()
-        log.warning("no memory for CUDA graphs, steps run operation by operation from now on: %s", error)
+        log.warning("no memory for CUDA graphs, all runs operation by operation from now on: %s", error)
 
     def _record(
-        self,
-        known: _Composition,
-        image: ImageParams,
-        inputs: Sequence[torch.Tensor],
-        conditions: Sequence[Condition],
+        self, known: _Composition, image: ImageParams, inputs: Sequence[torch.Tensor], given: Sequence[Given]
     ) -> None:
         pool = next((each.captured.pool for each in self._known.values() if each.captured is not None), None)
         known.inputs = [each.clone() for each in inputs]
-        latents, timesteps, *texts = known.inputs
-        step = partial(self._forward, image, latents, timesteps, _with(conditions, texts))
         try:
-            known.captured = self._capture(step, pool)
+            known.captured = self._capture(partial(self._forward, image, *_with(given, known.inputs)), pool)
         except torch.OutOfMemoryError as error:
             self._give_up(error)
 
 
-def _tensors(conditions: Sequence[Condition]) -> list[torch.Tensor]:
+def _tensors(given: Sequence[Given]) -> list[torch.Tensor]:
     """All of each, in order."""
-    return [each for text in conditions for name in _PARTS if (each := getattr(text, name)) is not None]
+    found: list[torch.Tensor] = []
+    for each in given:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        else:
+            found += [part for text in each for name in _PARTS if (part := getattr(text, name)) is not None]
+    return found
 
 
-def _with(conditions: Sequence[Condition], tensors: Sequence[torch.Tensor]) -> list[Condition]:
-    """The conditions with other tensors, in the order of `_tensors`."""
+def _with(given: Sequence[Given], tensors: Sequence[torch.Tensor]) -> list[Given]:
+    """What was given with other tensors, in the order of `_tensors`."""
     left = iter(tensors)
-    return [
-        replace(text, **{name: next(left) for name in _PARTS if getattr(text, name) is not None}) for text in conditions
-    ]
+
+    def other(text: Condition) -> Condition:
+        return replace(text, **{name: next(left) for name in _PARTS if getattr(text, name) is not None})
+
+    return [next(left) if isinstance(each, torch.Tensor) else [other(text) for text in each] for each in given]

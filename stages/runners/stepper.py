@@ -105,8 +105,8 @@ class Stepper(Protocol):
         ...
 
     def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
-        """float32 [rows, height, width, 3], of videos [rows, frames, height, width, 3], in 0 to 1, on the CPU, from the
-        latents of as many requests of one shape."""
+        """[rows, height, width, 3], of videos [rows, frames, height, width, 3], in 0 to 1, where the latents of as many
+        requests of one shape are; until the next call. Waits for nothing that is on its way to a device."""
         ...
 
 

@@ -68,6 +68,26 @@ def test_replays_see_the_pictures_that_are_edited(tmp_path):
         assert sum(count for step in two.steps for name, count in step.counters if name == "graph_replays") >= 3
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_recorded_decoding_is_the_eager_one_to_the_bit_and_what_is_launched_waits_for_nothing(folder, dtype):
+    model = ModelSpec(path=str(folder), load_format="auto", dtype=dtype)
+    stepper = QwenImageStepper(model, parts=("vae",), graphs=True)
+    stepper.load([torch.device("cuda", 0)], getattr(torch, dtype))
+    with torch.inference_mode():
+        for number in range(3):
+            for size in ((64, 64), (128, 48)):
+                image = Asked(size=size).image
+                latents = stepper.begin(image, number).latents
+                exact = stepper._decoded(image, latents)
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    found = stepper.decode(image, latents)
+                finally:
+                    torch.cuda.set_sync_debug_mode("default")
+                assert torch.equal(found, exact)
+    assert stepper._decoding.paths.take() == (("graph_replays", 4), ("eager_runs", 2))
+
+
 @pytest.mark.skipif(COUNT < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("compile_", ["none", "blocks"])
 def test_two_gpus_draw_what_two_forwards_on_one_draw(folder, compile_):

@@ -123,7 +123,11 @@ CONTRACTS: Mapping[str, FamilyContract] = {
                 memory_share=42,
             ),
             "vae": StageContract(
-                execution_type="llm_generation", inputs={"denoiser": _COMPLETE}, outputs=("image",), memory_share=2
+                execution_type="llm_generation",
+                inputs={"denoiser": _COMPLETE},
+                outputs=("image",),
+                tuning=StageTuning(graphs=True),
+                memory_share=2,
             ),
         },
         media=("image",),

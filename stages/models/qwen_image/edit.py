@@ -33,6 +33,8 @@ _MOST_UNEVEN = 100
 class QwenImageEditStepper(QwenImageStepper):
     """A `Stepper` over a folder of either pipeline."""
 
+    _reads_pictures = True
+
     def _assembled(self, folder: Path, parts: Mapping[str, Any]) -> Any:
         self._edited, self._seen = edited(folder)
         return getattr(diffusers, pipeline_kind(folder))(processor=_Processor(folder / "processor"), **parts)

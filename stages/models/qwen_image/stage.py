@@ -11,8 +11,7 @@ from stages.runners.diffusion import DiffusionRunner
 def build_runner(spec: StageSpec) -> ModelRunner:
     """The runner of `spec.stage`, not loaded yet."""
     kind = QwenImageEditStepper if image(spec.model.path).least_pictures else QwenImageStepper
-    # What is read together with pictures has no graphs.
-    graphs = bool(spec.tuning.graphs) and kind is QwenImageStepper
+    graphs = bool(spec.tuning.graphs)
     # A step cache works between the blocks of diffusers' transformer.
     ahead = bool(spec.devices) and spec.tuning.step_cache != "first_block"
     return DiffusionRunner(spec, kind(spec.model, parts=PARTS[spec.stage], graphs=graphs, ahead=ahead))

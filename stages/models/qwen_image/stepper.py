@@ -7,7 +7,7 @@ modules.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import chain
 from math import prod
 from pathlib import Path
@@ -31,7 +31,7 @@ from stages.models.qwen_image.contract import EDITS
 from stages.models.qwen_image.denoiser import Denoiser
 from stages.models.qwen_image.modulation import Modulation, Times
 from stages.models.qwen_image.texts import TextGraphs
-from stages.runners.forward_graphs import MOST
+from stages.runners.forward_graphs import MOST, ForwardGraphs, capture_on
 from stages.runners.loading import Route, Slot
 from stages.runners.pipeline_parts import PipelineParts
 from stages.runners.stepper import Canvas, Condition, cut_off
@@ -52,13 +52,15 @@ _ROTATIONS = (MOST + 1) * (1 + max(most for most, _ in EDITS.values()))
 
 class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`.
-    `graphs`: on a GPU, texts are encoded by CUDA graphs. `ahead`: what timesteps make of the blocks is computed for
-    several steps at once. `pipeline` is diffusers' own over the same modules."""
+    `graphs`: on a GPU, CUDA graphs encode texts and decode pictures. `ahead`: what timesteps make of the blocks is
+    computed for several steps at once. `pipeline` is diffusers' own over the same modules."""
 
     fps = 0.0
     recordable = True
     transformers: Sequence[nn.Module] = ()
     _texts: TextGraphs | None = None
+    _reads_pictures = False
+    _decoding: ForwardGraphs | None = None
     _ragged = False
     _modulation: Modulation | None = None  # with it, denoisers predict, by the id of their transformer
 
@@ -114,9 +116,14 @@ class QwenImageStepper:
         self._channels = denoiser.get("in_channels", 64) // 4
         self._features = denoiser.get("joint_attention_dim", 3584)
         self._multiple = 2 * self._pipeline.vae_scale_factor
-        if self._graphs and "text_encoder" in modules and self._device.type == "cuda":
+        recorded = self._graphs and self._device.type == "cuda"
+        if recorded and "text_encoder" in modules and not self._reads_pictures:
             most = PROMPT_TOKENS + self._pipeline.prompt_template_encode_start_idx
             self._texts = TextGraphs(self._pipeline.text_encoder.model.language_model, self._device, most)
+        if "vae" in modules:
+            self._decoder = modules["vae"].decoder
+            if recorded:
+                self._decoding = ForwardGraphs(self._decoded, capture_on(self._device))
         return parts.held
 
     def _assembled(self, folder: Path, parts: Mapping[str, Any]) -> Any:
@@ -164,7 +171,7 @@ class QwenImageStepper:
         scaled = scaled.unsqueeze(2).to(device=self._device, dtype=vae.dtype)
         vae.use_tiling = vae.use_slicing = False  # as in the pipeline; the last picture that was decoded has no say
         latents = retrieve_latents(vae.encode(scaled), generator=torch.Generator().manual_seed(seed))
-        mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
+        mean, deviation = self._channels_of_latents
         start: torch.Tensor = ((latents - mean) * (1.0 / deviation)).transpose(1, 2)
         return start
 
@@ -250,19 +257,31 @@ class QwenImageStepper:
         return guided * (wanted.norm(dim=-1, keepdim=True) / guided.norm(dim=-1, keepdim=True))
 
     def decode(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
+        # What a graph has of memory, one picture that is not cut into tiles may have as well.
+        small = len(latents) * image.width * image.height <= self._tiled_pixels
+        decode = self._decoding if small and self._decoding is not None else self._decoded
+        return decode(image, latents)
+
+    def _decoded(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
         pipeline, vae = self._pipeline, self._pipeline.vae
         unpacked = pipeline._unpack_latents(latents, image.height, image.width, pipeline.vae_scale_factor).to(vae.dtype)
-        mean, deviation = self._channel(vae.config.latents_mean), self._channel(vae.config.latents_std)
+        mean, deviation = self._channels_of_latents
         scaled = unpacked / (1.0 / deviation) + mean
         vae.use_tiling = vae.use_slicing = image.width * image.height > self._tiled_pixels
-        decoded = vae.decode(scaled, return_dict=False)[0][:, :, 0]
-        pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return pixels.permute(0, 2, 3, 1).float().cpu().contiguous()
+        if vae.use_tiling:
+            decoded = vae.decode(scaled, return_dict=False)[0]
+        else:  # as there, but that nothing is kept for a next frame
+            decoded = self._decoder(vae.post_quant_conv(scaled)).clamp(-1.0, 1.0)
+        pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded[:, :, 0], output_type="pt")
+        return pixels.permute(0, 2, 3, 1)
 
-    def _channel(self, values: Sequence[float]) -> torch.Tensor:
-        """A value for each channel of the VAE's latents."""
+    @cached_property
+    def _channels_of_latents(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation of each channel of the VAE's latents."""
         vae = self._pipeline.vae
-        return torch.tensor(values).view(1, vae.config.z_dim, 1, 1, 1).to(self._device, vae.dtype)
+        values = torch.tensor([vae.config.latents_mean, vae.config.latents_std])
+        mean, deviation = values.view(2, 1, vae.config.z_dim, 1, 1, 1).to(self._device, vae.dtype)
+        return mean, deviation
 
 
 def _skipped(image: ImageParams) -> int:

@@ -148,7 +148,7 @@ class SD3Stepper:
         pipeline, config = self._pipeline, self._pipeline.vae.config
         decoded = pipeline.vae.decode((latents / config.scaling_factor) + config.shift_factor, return_dict=False)[0]
         pixels: torch.Tensor = pipeline.image_processor.postprocess(decoded, output_type="pt")
-        return pixels.permute(0, 2, 3, 1).float().cpu().contiguous()
+        return pixels.permute(0, 2, 3, 1)
 
 
 def _pooled(condition: Condition) -> torch.Tensor:

@@ -142,4 +142,4 @@ class WanStepper:
         vae.use_slicing = True  # one after the other: several videos at once take as many times the memory
         decoded = vae.decode(scaled, return_dict=False)[0]
         frames: torch.Tensor = self._pipeline.video_processor.postprocess_video(decoded, output_type="pt")
-        return frames.permute(0, 1, 3, 4, 2).float().cpu().contiguous()
+        return frames.permute(0, 1, 3, 4, 2)

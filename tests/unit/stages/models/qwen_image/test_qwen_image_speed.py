@@ -12,7 +12,7 @@ from stages.models.qwen_image import modulation
 from stages.models.qwen_image import stepper as qwen_stepper
 from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
-from stages.runners import forward_graphs, step_cache
+from stages.runners import forward_graphs, predictor, step_cache
 from stages.runners.compiled_blocks import compiled
 from stages.runners.forward_graphs import Captured, ForwardGraphs
 from tests.unit.stages.models.qwen_image.studio import Asked, Studio, gradient, replays
@@ -188,3 +188,16 @@ def test_what_timesteps_make_of_several_steps_at_once_is_what_they_make_of_each(
         torch.testing.assert_close(drawn.latents, exact.latents, rtol=0, atol=1e-5)
     for studio in (plain, fast):
         studio.runner.close()
+
+
+def test_a_picture_alone_and_without_tiles_is_decoded_by_a_recording_of_its_size(studio, recorders, monkeypatch):
+    stepper, small, large = studio.stepper, Asked(steps=1), Asked(size=(128, 64), steps=1, seed=2)
+    works = [[small], [large], [small], [small, small], [large]]
+    plain = [studio.draw(*asked).drawn for asked in works]
+    monkeypatch.setattr(stepper, "_tiled_pixels", 128 * 64 - 1)
+    graphs = forward_graphs.ForwardGraphs(stepper._decoded, predictor.capture_on(torch.device("cpu")))
+    monkeypatch.setattr(stepper, "_decoding", graphs)
+    found = [studio.draw(*asked).drawn for asked in works]
+    for one, other in zip(plain, found, strict=True):
+        assert all((other[uid].pixels == one[uid].pixels).all() for uid in one)
+    assert graphs.paths.take() == (("graph_replays", 1), ("eager_runs", 1))
