@@ -71,7 +71,7 @@ def test_replays_see_the_pictures_that_are_edited(tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_recorded_decoding_is_the_eager_one_to_the_bit_and_what_is_launched_waits_for_nothing(folder, dtype):
     model = ModelSpec(path=str(folder), load_format="auto", dtype=dtype)
-    stepper = QwenImageStepper(model, parts=("vae",), graphs=True)
+    stepper = QwenImageStepper(model, parts=("vae",), graphs=True, ahead=True)
     stepper.load([torch.device("cuda", 0)], getattr(torch, dtype))
     with torch.inference_mode():
         for number in range(3):

@@ -29,6 +29,7 @@ from stages.messages import ImageParams
 from stages.models.qwen_image.attention import JointAttention
 from stages.models.qwen_image.contract import EDITS
 from stages.models.qwen_image.denoiser import Denoiser
+from stages.models.qwen_image.frame import for_pictures
 from stages.models.qwen_image.modulation import Modulation, Times
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners.forward_graphs import MOST, ForwardGraphs, capture_on
@@ -45,6 +46,9 @@ TILED_PIXELS = 1664 * 928
 TEXT_TOKENS = 32
 """To a multiple of this texts are padded where nothing that is launched depends on their lengths."""
 
+FLAT = True
+"""Whether the VAE's decoder on a GPU is one of pictures."""
+
 PARTS = ("transformer", "vae", "text_encoder")
 # Of all compositions that are remembered and the next, each with as many pictures as are edited at most.
 _ROTATIONS = (MOST + 1) * (1 + max(most for most, _ in EDITS.values()))
@@ -53,7 +57,8 @@ _ROTATIONS = (MOST + 1) * (1 + max(most for most, _ in EDITS.values()))
 class QwenImageStepper:
     """A `Stepper` over any folder of a QwenImagePipeline, of which it loads `parts`. `tiled_pixels`: `TILED_PIXELS`.
     `graphs`: on a GPU, CUDA graphs encode texts and decode pictures. `ahead`: what timesteps make of the blocks is
-    computed for several steps at once. `pipeline` is diffusers' own over the same modules."""
+    computed for several steps at once, and a GPU's decoder is one of pictures. `pipeline` is diffusers' own over the
+    same modules."""
 
     fps = 0.0
     recordable = True
@@ -122,6 +127,8 @@ class QwenImageStepper:
             self._texts = TextGraphs(self._pipeline.text_encoder.model.language_model, self._device, most)
         if "vae" in modules:
             self._decoder = modules["vae"].decoder
+            if self._ahead and FLAT and self._device.type == "cuda":
+                self._decoder = for_pictures(self._decoder)
             if recorded:
                 self._decoding = ForwardGraphs(self._decoded, capture_on(self._device))
         return parts.held

@@ -1,5 +1,6 @@
 """What makes steps faster, and what it leaves of the result. On the CPU, without a compiler behind."""
 
+import copy
 import threading
 
 import pytest
@@ -10,6 +11,7 @@ from stages.config import ModelSpec, StageTuning
 from stages.errors import StageError
 from stages.models.qwen_image import modulation
 from stages.models.qwen_image import stepper as qwen_stepper
+from stages.models.qwen_image.frame import for_pictures
 from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
 from stages.runners import forward_graphs, predictor, step_cache
@@ -188,6 +190,17 @@ def test_what_timesteps_make_of_several_steps_at_once_is_what_they_make_of_each(
         torch.testing.assert_close(drawn.latents, exact.latents, rtol=0, atol=1e-5)
     for studio in (plain, fast):
         studio.runner.close()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_decoder_of_pictures_is_that_of_videos_but_for_rounding(studio, dtype):
+    decoder = copy.deepcopy(studio.stepper.pipeline.vae.decoder)
+    latents = torch.randn(2, 16, 1, 5, 4, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        exact = decoder.double()(latents.double())
+        slow, found = (each(latents.to(dtype)).double() for each in (decoder.to(dtype), for_pictures(decoder)))
+    assert (found - exact).norm() <= 1.05 * (slow - exact).norm()
+    assert (found - exact).norm() <= 2e-2 * exact.norm()
 
 
 def test_a_picture_alone_and_without_tiles_is_decoded_by_a_recording_of_its_size(studio, recorders, monkeypatch):
