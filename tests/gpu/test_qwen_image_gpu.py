@@ -81,7 +81,7 @@ def test_a_recorded_decoding_is_the_eager_one_to_the_bit_and_what_is_launched_wa
                 exact = stepper._decoded(image, latents)
                 torch.cuda.set_sync_debug_mode("error")
                 try:
-                    found = stepper.decode(image, latents)
+                    found = stepper.decode(image, stepper.begin(image, number).latents)
                 finally:
                     torch.cuda.set_sync_debug_mode("default")
                 assert torch.equal(found, exact)

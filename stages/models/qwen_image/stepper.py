@@ -196,18 +196,25 @@ class QwenImageStepper:
             config.get("max_shift", 1.15),
         )
         sigmas = image.sigmas or np.linspace(1.0, 1 / image.steps, image.steps)
-        timesteps, _ = retrieve_timesteps(schedule, image.steps, self._device, sigmas=sigmas, mu=shift)
+        retrieve_timesteps(schedule, image.steps, "cpu", sigmas=sigmas, mu=shift)
+        # Sent without waiting: the device is still at the texts.
+        schedule.sigmas, timesteps = (self._sent(each) for each in (schedule.sigmas, schedule.timesteps))
+        schedule.timesteps = timesteps
         skipped = _skipped(image)
         schedule.set_begin_index(skipped)
         rows, columns = 2 * grid[1], 2 * grid[2]
-        draw = partial(randn_tensor, (1, 1, self._channels, rows, columns), generator, self._device, self._dtype)
+        draw = partial(randn_tensor, (1, 1, self._channels, rows, columns), generator, dtype=self._dtype)
         if start is None:
-            latents = draw()
+            latents = self._sent(draw())
         else:
             draw()  # the picture's own latents, before the noise
-            latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], draw())
+            noise = self._sent(draw())
+            latents = schedule.scale_noise(start.to(self._dtype), timesteps[skipped : skipped + 1], noise)
         latents = pipeline._pack_latents(latents, 1, self._channels, rows, columns)
         return self._canvas(latents, schedule, timesteps[skipped:])
+
+    def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
     def _canvas(self, latents: torch.Tensor, schedule: Any, timesteps: torch.Tensor) -> Canvas:
         if self._modulation is None:
