@@ -35,13 +35,25 @@ def test_pictures_are_those_of_the_cpu_and_nothing_is_compiled_for_a_request(fol
     assert [name for step in session.steps for name, _ in step.counters if name == "compiled"] == []
 
 
-def test_steps_that_are_replays_draw_the_same_to_the_bit(folder):
-    plain, fast = (Studio(folder, gpus=("0",), tuning=StageTuning(graphs=graphs)) for graphs in (False, True))
+@pytest.mark.parametrize(("dtype", "ahead"), [("float32", False), ("float32", True), ("bfloat16", True)])
+def test_steps_that_are_replays_draw_the_same_to_the_bit(folder, dtype, ahead):
+    plain, fast = (
+        Studio(
+            folder,
+            gpus=("0",),
+            dtype=dtype,
+            stepper=QwenImageStepper(ModelSpec(path=str(folder), load_format="auto", dtype=dtype), ahead=ahead),
+            tuning=StageTuning(graphs=graphs),
+        )
+        for graphs in (False, True)
+    )
     asked = [*ASKED, Asked(negative="as", steps=5)]
     sessions = [studio.draw(*asked, arrivals=(0, 2, 3, 3)) for studio in (plain, fast)]
     for drawn, other in zip(*(session.drawn.values() for session in sessions), strict=True):
         assert torch.equal(drawn.latents, other.latents)
     assert sum(count for step in sessions[1].steps for name, count in step.counters if name == "graph_replays")
+    for drawn, exact in zip(sessions[0].drawn.values(), Studio(folder).draw(*asked).drawn.values(), strict=True):
+        assert np.abs(drawn.pixels.astype(int) - exact.pixels).mean() <= (1 if dtype == "float32" else 8)
 
 
 def test_replays_see_the_pictures_that_are_edited(tmp_path):
