@@ -29,7 +29,7 @@ SHM_WARN_BYTES = 1 << 30
 FILES_STOP, FILES_WARN = 128, 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing that was looked at. `stop`: a run would not start. `remedy` says what to do about a warn or a stop."""
 
@@ -61,7 +61,7 @@ def findings(clean: bool) -> Iterator[Finding]:
     yield python(sys.version_info[:3])
     yield from packages(requirements(), installed)
     usable = len(os.sched_getaffinity(0))  # in a container often fewer than the machine has
-    yield Finding(name="processors", state="ok", text=f"{usable} usable of {os.cpu_count()}")
+    yield Finding("processors", "ok", f"{usable} usable of {os.cpu_count()}")
     yield from devices()
     yield shared_memory(*_shm_bytes())
     yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
@@ -71,8 +71,8 @@ def findings(clean: bool) -> Iterator[Finding]:
 def python(release: tuple[int, ...]) -> Finding:
     text = f"{'.'.join(map(str, release))} on {platform.system()} {platform.machine()}"
     if release < (3, 11):
-        return Finding(name="python", state="stop", text=text, remedy="install Python 3.11 or newer")
-    return Finding(name="python", state="ok", text=text)
+        return Finding("python", "stop", text, "install Python 3.11 or newer")
+    return Finding("python", "ok", text)
 
 
 def requirements() -> list[str]:
@@ -103,12 +103,12 @@ def packages(required: list[str], installed: Callable[[str], str | None]) -> Ite
         found = installed(requirement.name)
         remedy = f'pip install "{requirement.name}{requirement.specifier}"'
         if found is None:
-            yield Finding(name=requirement.name, state="stop", text="is not installed", remedy=remedy)
+            yield Finding(requirement.name, "stop", "is not installed", remedy)
         elif not requirement.specifier.contains(found, prereleases=True):
             text = f"{found}, needed is {requirement.specifier}"
-            yield Finding(name=requirement.name, state="stop", text=text, remedy=remedy)
+            yield Finding(requirement.name, "stop", text, remedy)
         else:
-            yield Finding(name=requirement.name, state="ok", text=found)
+            yield Finding(requirement.name, "ok", found)
 
 
 def devices() -> Iterator[Finding]:
@@ -131,8 +131,8 @@ def devices() -> Iterator[Finding]:
 def no_driver(reason: str, device_files: bool) -> Finding:
     if device_files:
         remedy = "its device files are there, its library is not: give the container the driver (--gpus all)"
-        return Finding(name="gpu", state="warn", text=f"cannot be asked: {reason}", remedy=remedy)
-    return Finding(name="gpu", state="ok", text=f"none ({reason}): stages run on the CPU")
+        return Finding("gpu", "warn", f"cannot be asked: {reason}", remedy)
+    return Finding("gpu", "ok", f"none ({reason}): stages run on the CPU")
 
 
 def gpus(nvml: Any, torch_version: str) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def gpus(nvml: Any, torch_version: str) -> Iterator[Finding]:
     for index, handle in enumerate(handles):
         memory = nvml.nvmlDeviceGetMemoryInfo(handle)
         text = f"{nvml.nvmlDeviceGetName(handle)}, {memory.free / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
-        yield Finding(name=f"gpu {index}", state="ok", text=text)
+        yield Finding(f"gpu {index}", "ok", text)
     if len(handles) > 1:
         yield peer_access(
             [
@@ -152,18 +152,14 @@ def gpus(nvml: Any, torch_version: str) -> Iterator[Finding]:
         )
     if handles and torch_version.endswith("+cpu"):
         remedy = "install a build of torch for CUDA (pytorch.org/get-started)"
-        yield Finding(name="gpu", state="warn", text=f"torch {torch_version} cannot use them", remedy=remedy)
+        yield Finding("gpu", "warn", f"torch {torch_version} cannot use them", remedy)
 
 
 def peer_access(lacking: Sequence[str]) -> Finding:
     if not lacking:
-        return Finding(name="peer access", state="ok", text="between all GPUs")
-    return Finding(
-        name="peer access",
-        state="warn",
-        text=f"not for {', '.join(lacking)}",
-        remedy="place stages that feed each other on GPUs that reach each other; else data goes through the host",
-    )
+        return Finding("peer access", "ok", "between all GPUs")
+    remedy = "place stages that feed each other on GPUs that reach each other; else data goes through the host"
+    return Finding("peer access", "warn", f"not for {', '.join(lacking)}", remedy)
 
 
 def _shm_bytes() -> tuple[int, int]:
@@ -177,29 +173,27 @@ def _shm_bytes() -> tuple[int, int]:
 def shared_memory(size: int, free: int) -> Finding:
     text = f"{size / GIB:.2f} GiB, {free / GIB:.2f} GiB free"
     if free >= SHM_WARN_BYTES:
-        return Finding(name=SHM_DIR, state="ok", text=text)
-    return Finding(
-        name=SHM_DIR,
-        state="stop" if free < SHM_STOP_BYTES else "warn",
-        text=text,
-        remedy="rings between stages live there: make it larger (in a container --shm-size=4g, else mount -o "
-        f"remount,size=4g {SHM_DIR}) or the rings smaller (deploy.stages.*.inputs.*)",
+        return Finding(SHM_DIR, "ok", text)
+    remedy = (
+        "rings between stages live there: make it larger (in a container --shm-size=4g, else mount -o "
+        f"remount,size=4g {SHM_DIR}) or the rings smaller (deploy.stages.*.inputs.*)"
     )
+    return Finding(SHM_DIR, "stop" if free < SHM_STOP_BYTES else "warn", text, remedy)
 
 
 def open_files(limit: int) -> Finding:
     if limit == resource.RLIM_INFINITY or limit >= FILES_WARN:
         text = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-        return Finding(name="open files", state="ok", text=text)
+        return Finding("open files", "ok", text)
     state: Literal["warn", "stop"] = "stop" if limit < FILES_STOP else "warn"
-    return Finding(name="open files", state=state, text=f"{limit} at most", remedy=f"ulimit -n {FILES_WARN * 4}")
+    return Finding("open files", state, f"{limit} at most", f"ulimit -n {FILES_WARN * 4}")
 
 
 def leftovers(segments: list[str], *, cleaned: bool) -> Finding:
     names = ", ".join(segments)
     if cleaned or not segments:
         text = f"removed {names}" if segments else "nothing to remove" if cleaned else "no segments of dead runs"
-        return Finding(name="leftovers", state="ok", text=text)
+        return Finding("leftovers", "ok", text)
     remedy = "omni doctor --clean, or the next run, removes them"
     text = f"{len(segments)} segments of dead runs: {names}"
-    return Finding(name="leftovers", state="warn", text=text, remedy=remedy)
+    return Finding("leftovers", "warn", text, remedy)

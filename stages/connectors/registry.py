@@ -1,7 +1,6 @@
 """The connectors by short name: opens the two ends of an edge. Rings are created by the parent before, see `ring`."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from stages.config import EdgeSpec, RingSpec
 from stages.connectors.base import ConnectorReader, ConnectorWriter
@@ -11,13 +10,9 @@ from stages.connectors.inline import InlineReader, InlineWriter
 from stages.connectors.shm import ShmReader, ShmWriter
 from stages.messages import REQUEST
 
-
-@dataclass(frozen=True, slots=True)
-class Connector:
-    """How to open the two ends. `owner` is the writing process, `numbers` its counter of lease numbers."""
-
-    writer: Callable[[EdgeSpec, str, Iterator[int]], ConnectorWriter]
-    reader: Callable[[EdgeSpec], ConnectorReader]
+# How to open the two ends, as `open_writer` and `open_reader`.
+Writer = Callable[[EdgeSpec, str, Iterator[int]], ConnectorWriter]
+Reader = Callable[[EdgeSpec], ConnectorReader]
 
 
 def _inline_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> InlineWriter:
@@ -32,12 +27,13 @@ def _own_ring(edge: EdgeSpec) -> RingSpec:
     return edge.rings[0]
 
 
-CONNECTORS: Mapping[str, Connector] = {
-    "inline": Connector(_inline_writer, lambda edge: InlineReader()),
-    "shm": Connector(
-        lambda edge, owner, numbers: ShmWriter(_own_ring(edge), owner, numbers), lambda edge: ShmReader(edge.rings)
+CONNECTORS: Mapping[str, tuple[Writer, Reader]] = {
+    "inline": (_inline_writer, lambda edge: InlineReader()),
+    "shm": (
+        lambda edge, owner, numbers: ShmWriter(_own_ring(edge), owner, numbers),
+        lambda edge: ShmReader(edge.rings),
     ),
-    "cuda_ipc": Connector(
+    "cuda_ipc": (
         lambda edge, owner, numbers: CudaIpcWriter(_own_ring(edge), owner, numbers, cuda_memory()),
         lambda edge: CudaIpcReader(edge.rings, cuda_memory),
     ),
@@ -45,13 +41,13 @@ CONNECTORS: Mapping[str, Connector] = {
 
 
 def open_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> ConnectorWriter:
-    """The producer's end. `numbers` is one counter per writing process: (owner, number) is unique in a run.
+    """The producer's end, of the process `owner`. `numbers` is its one counter: (owner, number) is unique in a run.
 
     Raises KeyError for an unknown connector, FileNotFoundError if the ring is not there.
     """
-    return CONNECTORS[edge.connector].writer(edge, owner, numbers)
+    return CONNECTORS[edge.connector][0](edge, owner, numbers)
 
 
 def open_reader(edge: EdgeSpec) -> ConnectorReader:
     """The consumer's end; raises like `open_writer`."""
-    return CONNECTORS[edge.connector].reader(edge)
+    return CONNECTORS[edge.connector][1](edge)
