@@ -109,18 +109,3 @@ class AudioCollector:
     def _failure(self, what: str) -> StageFailure:
         request = f" of request {self._request_id}" if self._request_id is not None else ""
         return StageFailure(f"stage {self._stage}{request}: {what}", stage=self._stage, request_id=self._request_id)
-
-
-def normalise(
-    data: Raw,
-    *,
-    rate_hz: int,
-    dtype: str,
-    shape: tuple[int, ...],
-    stage: str,
-    request_id: str | None = None,
-) -> Waveform:
-    """The whole of a stage's audio in one piece; see `AudioCollector.append`. Raises StageFailure."""
-    collector = AudioCollector(stage=stage, request_id=request_id)
-    collector.append(data, rate_hz=rate_hz, dtype=dtype, shape=shape)
-    return collector.finish()

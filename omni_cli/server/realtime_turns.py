@@ -1,12 +1,12 @@
 """The conversation of a realtime session: its items as clients see them, and as messages of chat for the model."""
 
 import asyncio
+import io
 import secrets
+import wave
 from dataclasses import dataclass, field
 from typing import Any
 
-from omni_cli.artifacts.audio import encode
-from omni_cli.artifacts.waveform import normalise
 from omni_cli.inputs.data_url import decode_base64
 from omni_cli.server.errors import ApiError, bad_request
 from omni_cli.server.protocol import AudioPart, ContentPart, ImagePart, InputAudio, Message, TextPart
@@ -124,6 +124,10 @@ async def recording(data: bytes, rate_hz: int) -> AudioPart:
     """pcm16 as the file that chat is given; at least one sample."""
 
     def wav() -> str:
-        return b64(encode(normalise(data, rate_hz=rate_hz, dtype="int16", shape=(len(data) // 2,), stage="input")).data)
+        file = io.BytesIO()
+        with wave.open(file, "wb") as sound:
+            sound.setparams((1, 2, rate_hz, len(data) // 2, "NONE", ""))
+            sound.writeframes(data)
+        return b64(file.getvalue())
 
     return AudioPart(type="input_audio", input_audio=InputAudio(data=await asyncio.to_thread(wav), format="wav"))

@@ -17,7 +17,7 @@ import pytest
 import websockets
 
 from omni_cli.artifacts.audio import encode, to_pcm16
-from omni_cli.artifacts.waveform import normalise
+from omni_cli.artifacts.waveform import Waveform
 from tests.integration.cli import leaves_nothing, wait_for
 from tests.server.serving import Server, serving, since
 from tests.server.test_reports_load import health, wait_until_idle
@@ -106,7 +106,7 @@ def test_qwen3_omni_answers_to_all_that_was_said(qwen):
     """Heard and remembered: each turn's answer is chat's to the same conversation, and its prompt holds the turns."""
     limits = {"seed": 5, "sampling": {"talker": {"max_tokens": 12}}}
     pcm = to_pcm16(tone(0.5, 24_000).astype(np.float32)).tobytes()
-    wav = encode(normalise(pcm, rate_hz=24_000, dtype="int16", shape=(12_000,), stage="test")).data
+    wav = encode(Waveform(samples=np.frombuffer(pcm, "<i2") / np.float32(32768), rate_hz=24_000)).data
     heard = {"type": "input_audio", "input_audio": {"data": base64.b64encode(wav).decode(), "format": "wav"}}
     messages: list[dict] = [{"role": "user", "content": [heard]}]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from omni_cli.artifacts.waveform import AudioCollector, normalise
+from omni_cli.artifacts.waveform import AudioCollector
 from omni_cli.errors import StageFailure
 
 SHAPES = {"(N,)": lambda n: (n,), "(1,N)": lambda n: (1, n), "(1,1,N)": lambda n: (1, 1, n), "(N,1)": lambda n: (n, 1)}
@@ -22,7 +22,9 @@ def as_wire(samples: np.ndarray, dtype: str) -> bytes:
 
 
 def whole(data: Any, dtype: str, shape: tuple[int, ...], rate_hz: int = 24_000) -> Any:
-    return normalise(data, rate_hz=rate_hz, dtype=dtype, shape=shape, stage="code2wav", request_id="r1")
+    collector = AudioCollector(stage="code2wav", request_id="r1")
+    collector.append(data, rate_hz=rate_hz, dtype=dtype, shape=shape)
+    return collector.finish()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int16"])
