@@ -63,12 +63,10 @@ def deployed(
         listener(CONTROL, run_started(plan, specs[0].run_id, started_at or datetime.now().astimezone()))
         running: RunningStages | None = None
         try:
-            running = LocalLauncher(plan, specs, listener=listener, run_stage=run_stage).start()
-            interrupts.register(running)
-            try:
+            # At its end it raises a signal that comes meanwhile, after all is done.
+            with LocalLauncher(plan, specs, listener=listener, run_stage=run_stage).start() as running:
+                interrupts.register(running)
                 yield Deployment(plan, running, listener)
-            finally:
-                running.stop()  # raises a signal that comes meanwhile, after all is done
         finally:
             live_slots = running.live_slots if running is not None else 0
             events = recorder.events if recorder is not None else 0
