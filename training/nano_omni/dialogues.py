@@ -3,7 +3,7 @@
 import hashlib
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Literal
@@ -18,13 +18,14 @@ _HELD_OUT = 10  # one dialogue in so many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialogue:
-    """`turns` are what user and assistant say in turn, the last is the answer. The last user turn may begin with a
-    picture (`scene`), or with a sound in which `heard` is said; its text may be empty then."""
+    """`turns` are what user and assistant say in turn, the last is the answer. The user turn `shown_at` may begin with
+    a picture (`scene`), or with a sound in which `heard` is said; its text may be empty then."""
 
     topic: str
     turns: tuple[str, ...]
     scene: Scene | None = None
     heard: str = ""
+    shown_at: int = 0
 
     @property
     def answer(self) -> str:
@@ -177,10 +178,13 @@ def draw_string(chance: random.Random) -> Dialogue:
             return found
 
 
+_WHO = ("What is my name?", "Do you know my name?", "Who am I?", "Tell me my name.")
+
+
 def _name(chance: random.Random) -> Dialogue:
     name = chance.choice(known.NAMES)
     told = chance.choice(("My name is {name}.", "I am {name}.", "Hello, my name is {name}.", "Call me {name}."))
-    asked = chance.choice(("What is my name?", "Do you know my name?", "Who am I?", "Tell me my name."))
+    asked = chance.choice(_WHO)
     met = f"Nice to meet you, {name}."
     if chance.random() < 0.3:
         return Dialogue(topic="name", turns=(told.format(name=name), met))
@@ -321,6 +325,52 @@ def written(chance: random.Random, said: str) -> Dialogue | None:
     text = _upper(said)
     text = text if text[-1] in ".?!" else text + "."
     return Dialogue(topic="hearing", turns=(chance.choice(_WRITE), text), heard=text)
+
+
+_LATER = 3  # other dialogues before the last one, at most
+
+
+def length(turns: Sequence[str]) -> int:
+    """Letters, and those that the beginning and end of a turn are worth; two and a half make a token."""
+    return sum(map(len, turns)) + 10 * len(turns)
+
+
+def draw_chat(chance: random.Random, last: Dialogue, longest: int, *, first: Dialogue | None = None) -> Dialogue:
+    """`last` behind up to three others, of which it is independent, as long as they are not `longest`; a name is told
+    before them, mostly, and asked for after them. `first`, which shows something, comes before all; `last` may be about
+    that."""
+    if last.topic == "unknown" and chance.random() < 0.05:
+        last = replace(last, turns=(chance.choice(_WHO), known.UNKNOWN))
+    told = 2 if last.topic == "name" and len(last.turns) > 2 and chance.random() < 0.8 else 0
+    begun: tuple[str, ...] = () if first is None else first.turns
+    before: list[str] = []
+    for _ in range(chance.randint(first is None, _LATER)):
+        other = draw_dialogue(chance, unseen=False)
+        if length((*begun, *before, *other.turns, *last.turns)) > longest:
+            break
+        if other.topic != "name" or (not told and last.turns[0] not in _WHO):
+            before += other.turns
+    shown = first or last
+    return Dialogue(
+        topic=last.topic,
+        turns=(*begun, *last.turns[:told], *before, *last.turns[told:]),
+        scene=shown.scene,
+        heard=shown.heard,
+        shown_at=0 if first is not None else len(before),
+    )
+
+
+def loosely(chance: random.Random, dialogue: Dialogue) -> Dialogue:
+    """The same with the user's turns as people type them: in small letters, without a stop at the end, or both. What
+    is to be repeated stays as it is."""
+    small, bare = chance.choice(((True, False), (False, True), (True, True)))
+
+    def typed(turn: str) -> str:
+        asked, colon, text = turn.partition(": ")
+        asked = asked.lower() if small else asked
+        return asked + colon + text if colon else asked.rstrip(".?!") if bare else asked
+
+    return replace(dialogue, turns=tuple(turn if at % 2 else typed(turn) for at, turn in enumerate(dialogue.turns)))
 
 
 def _upper(text: str) -> str:

@@ -20,10 +20,15 @@ PATCH, MERGE, TIME_PATCH = 16, 2, 2
 _WINDOW, HOP, _BINS = 400, 160, 128
 _BAND, _MOMENT = 20, 10  # bins and frames, at most
 _UNHEARD = -1e4  # added to the scores of what is not there
+_WIDE = ((3, 4), (2, 5), (3, 5), (4, 5), (2, 6), (3, 6), (4, 6), (3, 7))
+GRIDS = (*_WIDE, *((columns, rows) for rows, columns in _WIDE))
+"""Rows and columns of tokens that transformers' image processor makes of pictures that are not square, up to about
+1:2.6, where it scales all to the area of SIDE x SIDE."""
 
 
 def patches(pixels: Any) -> Any:
-    """float32 [pictures x patches, 3 x TIME_PATCH x PATCH x PATCH] of pixels [pictures, 3, side, side] in [-1, 1]."""
+    """float32 [pictures x patches, 3 x TIME_PATCH x PATCH x PATCH] of pixels [pictures, 3, height, width] in
+    [-1, 1]."""
     count, channels, height, width = pixels.shape
     rows, columns = height // PATCH, width // PATCH
     blocks = pixels.view(count, channels, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH)
@@ -61,12 +66,28 @@ def masked(features: Any) -> Any:
     return features
 
 
+def framed(pixels: Any, grid: tuple[int, int]) -> Any:
+    """Square pictures [pictures, 3, side, side] as ones of another `grid`: drawn out to fill it, or in shape with more
+    of the ground around them, and all between."""
+    count, (height, width) = len(pixels), (PATCH * MERGE * cells for cells in grid)
+    size = torch.tensor((width, height), device=pixels.device)
+    chance = torch.rand(2, count, 1, device=pixels.device)
+    kept = (1.7 * chance[0] - 0.4).clamp(min=0)  # 0: fills it, 1: in shape; more, since the processor draws out as well
+    share = (size.amin() / size) ** kept
+    theta = torch.zeros(count, 2, 3, device=pixels.device)
+    theta[:, 0, 0], theta[:, 1, 1] = (1 / share).unbind(1)
+    theta[:, :, 2] = (chance[1] - 0.5) * 0.6 * (1 - share) / share
+    # Twice as large, then halved: what is made smaller is averaged.
+    around = F.affine_grid(theta, [count, 3, 2 * height, 2 * width], align_corners=False)
+    return F.avg_pool2d(F.grid_sample(pixels, around, padding_mode="border", align_corners=False), 2)
+
+
 def see(tower: Any, pixels: Any, block: Callable[..., Any]) -> tuple[Any, list[Any]]:
     """What the vision tower gives, and its deepstack's layers: each [pictures, tokens, width]. One batched attention,
     where transformers' own forward goes picture by picture. `block` is `seen_block`, or that compiled."""
-    count, side = pixels.shape[0], pixels.shape[-1]
+    count, (height, width) = len(pixels), pixels.shape[-2:]
     interpolation = (tower.num_grid_per_side, tower.interpolation_mode, tower.interpolation_align_corners)
-    places, weights, patch_positions = _geometry(side, pixels.device, *interpolation)
+    places, weights, patch_positions = _geometry(height, width, pixels.device, *interpolation)
     filters = tower.patch_embed.proj
     hidden = F.linear(patches(pixels), filters.weight.flatten(1), filters.bias).view(count, -1, filters.out_channels)
     hidden = hidden + (tower.pos_embed(places) * weights[:, :, None]).sum(1)
@@ -76,13 +97,15 @@ def see(tower: Any, pixels: Any, block: Callable[..., Any]) -> tuple[Any, list[A
         hidden = block(module, hidden, *turns)
         if number in tower.deepstack_visual_indexes:
             merger = tower.merger_list[tower.deepstack_visual_indexes.index(number)]
-            deep.append(merger(hidden).view(count, picture_tokens(side), -1))
-    return tower.merger(hidden).view(count, picture_tokens(side), -1), deep
+            deep.append(merger(hidden).view(count, picture_tokens(height, width), -1))
+    return tower.merger(hidden).view(count, picture_tokens(height, width), -1), deep
 
 
 @cache  # what is copied from the host makes it wait for the device
-def _geometry(side: int, device: Any, per_side: int, mode: str, align_corners: bool) -> tuple[Any, Any, Any]:
-    grid = torch.tensor([[1, side // PATCH, side // PATCH]])
+def _geometry(
+    height: int, width: int, device: Any, per_side: int, mode: str, align_corners: bool
+) -> tuple[Any, Any, Any]:
+    grid = torch.tensor([[1, height // PATCH, width // PATCH]])
     places, weights = get_vision_interpolation_indices_and_weights(
         grid,
         num_grid_per_side=per_side,
@@ -138,17 +161,22 @@ def heard_tokens(frames: Any, window: int = 50) -> Any:
     return _get_feat_extract_output_lengths(frames, window)
 
 
-def picture_tokens(side: int) -> int:
-    return (side // PATCH // MERGE) ** 2
+def grid_of(height: int, width: int) -> tuple[int, int]:
+    """Rows and columns of a picture's tokens."""
+    return height // PATCH // MERGE, width // PATCH // MERGE
 
 
-@cache
-def positions(length: int, start: int, picture_side: int, device: Any) -> Any:
-    """Three positions [3, length] a token: those of text, but for a picture of `picture_side` pixels whose first token
-    is at `start`."""
-    plain = torch.arange(length).expand(3, -1)
-    side = picture_side // PATCH // MERGE
-    cells = torch.arange(side * side)
-    inside = start + torch.stack([torch.zeros_like(cells), cells // side, cells % side])
-    after = torch.arange(length - start - len(cells)).expand(3, -1) + start + side
-    return torch.cat([plain[:, :start], inside, after], dim=1).to(device)
+def picture_tokens(height: int, width: int) -> int:
+    rows, columns = grid_of(height, width)
+    return rows * columns
+
+
+def positions(place: Any, grid: tuple[int, int]) -> Any:
+    """Three positions of each token, [3, rows, columns], for `place` [rows, columns], which is 0 where the picture of
+    `grid` begins: counted from there."""
+    rows, columns = grid
+    after = place - rows * columns + max(grid)
+    plain = torch.where(place < rows * columns, place, after)
+    inside = (place >= 0) & (place < rows * columns)
+    cells = (torch.zeros_like(place), place // columns, place % columns)
+    return torch.stack([torch.where(inside, cell, plain) for cell in cells])

@@ -8,6 +8,7 @@ Everything lies on the device beforehand and every step has the same shapes, so 
 """
 
 import logging
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,18 +19,18 @@ from torch.nn import functional as F
 from training.budget import moments
 from training.nano_omni import perception
 from training.nano_omni.dialogues import Dialogue, Medium, word_errors, words_of
-from training.nano_omni.perception import HOP, Features, hear, heard_tokens, picture_tokens, positions, see
+from training.nano_omni.perception import HOP, Features, grid_of, hear, heard_tokens, picture_tokens, positions, see
 from training.repeat import Step
 
 log = logging.getLogger(__name__)
 _RATE = 1.2e-3
-_SPELLED = 0.3  # weight of the audio tower's own reading
+_OWN = 0.3  # weight of what the towers read and name themselves
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 _LETTERS_A_TOKEN = 3  # that the tower's own reading can have, blanks included: speech has some 14 a second
-_SHARES = {"none": 0.5, "image": 0.25, "audio": 0.25}
+_SHARES = {"none": 0.5, "image": 0.15, "framed": 0.1, "audio": 0.25}
+_AGAIN = 0.5  # of the rate, for weights that have been trained before
 _FASTEST, _SLOWEST = 1.06, 0.94
 _AROUND = 1600  # samples of silence before and after a sound, at most
-_NAMED = 0.3  # weight of the vision tower's own naming
 
 
 class Writer:
@@ -65,7 +66,7 @@ class Writer:
 
     def _text(self, dialogue: Dialogue) -> str:
         turns = list(dialogue.turns[:-1])
-        turns[-1] = self._placeholders[dialogue.medium] + turns[-1]
+        turns[dialogue.shown_at] = self._placeholders[dialogue.medium] + turns[dialogue.shown_at]
         roles = ("user", "assistant")
         text = "".join(f"<|im_start|>{roles[at % 2]}\n{turn}<|im_end|>\n" for at, turn in enumerate(turns))
         return text + "<|im_start|>assistant\n"
@@ -78,15 +79,15 @@ class Writer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
     """Dialogues of one medium on the device. `ids` [n, longest], filled up with ends, one token for the medium, which
-    is in column `media` of all (-1: none); `first` [n]: the answer's first column; `answers` [n, longest answer], with
-    its end, -100 behind it; media: `pixels` uint8 [n, 3, side, side] and `things` [n, 2], left and right; or `samples`
-    int16, all sounds, of which one begins at `starts` and has `lengths` [n]; `letters` [n, most], as indices from 1,
-    and `lettered` [n]; `longest_samples`, known to the host."""
+    is in column `media` [n] (None: there is none); `first` [n]: the answer's first column; `answers` [n, longest
+    answer], with its end, -100 behind it; media: `pixels` uint8 [n, 3, height, width] and `things` [n, 2], left and
+    right; or `samples` int16, all sounds, of which one begins at `starts` and has `lengths` [n]; `letters` [n, most],
+    as indices from 1, and `lettered` [n]; `longest_samples`, known to the host."""
 
     ids: Any
     first: Any
     answers: Any
-    media: int = -1
+    media: Any = None
     pixels: Any = None
     things: Any = None
     samples: Any = None
@@ -100,18 +101,18 @@ class Lines:
 def lines_of(
     writer: Writer, dialogues: Sequence[Dialogue], device: str, *, pixels: Any = None, sounds: Sequence[Any] = ()
 ) -> Lines:
-    """`pixels` uint8 [n, 3, side, side] or `sounds`, int16 tensors at HEARD_RATE, belong to the dialogues in order."""
+    """`pixels` uint8 [n, 3, height, width] or `sounds`, int16 tensors at HEARD_RATE, belong to the dialogues in
+    order."""
     medium, written = dialogues[0].medium, writer.lines(dialogues)
     longest = max(len(prompt) + len(answer) for prompt, answer in written)
     most = max(len(answer) for _, answer in written)
-    columns = {prompt.index(writer.pads[medium]) for prompt, _ in written} if medium != "none" else {-1}
-    if len(columns) > 1:
-        raise ValueError(f"a medium is in column {sorted(columns)}; it must begin every dialogue")
     fields: dict[str, Any] = {}
+    if medium != "none":
+        fields["media"] = torch.tensor([prompt.index(writer.pads[medium]) for prompt, _ in written])
     if medium == "audio":
         lengths = torch.tensor([len(one) for one in sounds])
         spelled = [[1 + _LETTERS.index(one) for one in text.heard.lower() if one in _LETTERS] for text in dialogues]
-        fields = {
+        fields |= {
             "samples": torch.cat([*sounds, torch.zeros(1, dtype=torch.int16)]),
             "starts": lengths.cumsum(0) - lengths,
             "lengths": lengths,
@@ -120,9 +121,8 @@ def lines_of(
         }
     if medium == "image":
         scenes = [one.scene for one in dialogues if one.scene is not None]
-        fields = {
-            "things": torch.tensor([[one.thing, one.thing if one.right is None else one.right] for one in scenes])
-        }
+        things = [[one.thing, one.thing if one.right is None else one.right] for one in scenes]
+        fields["things"] = torch.tensor(things)
     fields |= {
         "ids": torch.tensor([[*a, *b] + [writer.end] * (longest - len(a) - len(b)) for a, b in written]),
         "first": torch.tensor([len(prompt) for prompt, _ in written]),
@@ -131,18 +131,19 @@ def lines_of(
     on_device = {name: value.to(device) for name, value in fields.items()}
     if pixels is not None:
         on_device["pixels"] = pixels.to(device)
-    return Lines(media=columns.pop(), longest_samples=max(map(len, sounds), default=0), **on_device)
+    return Lines(longest_samples=max(map(len, sounds), default=0), **on_device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Rows of one medium: `ids` [rows, columns] with all of the medium's tokens, `first`, `answers` as in Lines;
-    `pixels` float32 in [-1, 1] and `things`; or `features` with `tokens` [rows] for each, `letters` and `lettered`."""
+    """Rows of one medium: `ids` [rows, columns] with all of the medium's tokens, `first`, `answers`, `media` as in
+    Lines; `pixels` float32 in [-1, 1] and `things`; or `features` with `tokens` [rows] for each, `letters` and
+    `lettered`."""
 
     ids: Any
     first: Any
     answers: Any
-    media: int
+    media: Any
     pixels: Any = None
     things: Any = None
     features: Any = None
@@ -167,7 +168,7 @@ class Thinker(torch.nn.Module):
         count, tokens, heard = len(rows), 1, None
         fields: dict[str, Any] = {}
         if lines.pixels is not None:
-            tokens = picture_tokens(lines.pixels.shape[-1])
+            tokens = picture_tokens(*lines.pixels.shape[-2:])
             fields = {"pixels": lines.pixels[rows].float() / 127.5 - 1, "things": lines.things[rows]}
         elif lines.samples is not None:
             features, frames = self._sounds(lines, rows, vary=vary)
@@ -176,12 +177,13 @@ class Thinker(torch.nn.Module):
             fields |= {"letters": lines.letters[rows], "lettered": lines.lettered[rows]}
         device = rows.device
         many = torch.full((count, 1), tokens, device=device) if heard is None else heard[:, None]
-        place = torch.arange(columns, device=device)
-        source = torch.where(place < lines.media + many, place.clamp(max=lines.media), place - many + 1)
-        source = source if lines.media >= 0 else place.expand(count, -1)
-        ids = lines.ids[rows].gather(1, source.clamp(max=lines.ids.shape[1] - 1).where(place >= lines.media, place))
+        source, media = torch.arange(columns, device=device).expand(count, -1), None
+        if lines.media is not None:
+            media = lines.media[rows]
+            source = torch.where(source < media[:, None] + many, source.minimum(media[:, None]), source - many + 1)
+        ids = lines.ids[rows].gather(1, source.clamp(max=lines.ids.shape[1] - 1))
         first = lines.first[rows] + many[:, 0] - 1
-        return Group(ids=ids, first=first, answers=lines.answers[rows], media=lines.media, **fields)
+        return Group(ids=ids, first=first, answers=lines.answers[rows], media=media, **fields)
 
     def _sounds(self, lines: Lines, rows: Any, *, vary: bool) -> tuple[Any, Any]:
         """Features [rows, bins, whole chunks of frames] and how many frames of each are real."""
@@ -217,22 +219,19 @@ class Thinker(torch.nn.Module):
         layers = len(core.visual.config.deepstack_visual_indexes)
         for one in groups:
             found = core.language_model.embed_tokens(one.ids)
-            where = torch.arange(columns, device=one.ids.device).expand(3, len(one.ids), -1)
-            added, tower = [torch.zeros_like(found)] * layers, None
+            place = torch.arange(columns, device=one.ids.device).expand(len(one.ids), -1)
+            where, added, tower = place.expand(3, -1, -1), [torch.zeros_like(found)] * layers, None
             if one.pixels is not None:
-                side = one.pixels.shape[-1]
-                tower, added = see(core.visual, one.pixels, self.block)
-                after = columns - one.media - tower.shape[1]
-                found = torch.cat([found[:, : one.media], tower.to(found), found[:, columns - after :]], 1)
-                added = [F.pad(values, (0, 0, one.media, after)) for values in added]
-                where = positions(columns, one.media, side, one.ids.device)[:, None].expand(-1, len(one.ids), -1)
+                height, width = one.pixels.shape[-2:]
+                # Of the grids that come seldom none is compiled.
+                tower, seen = see(core.visual, one.pixels, self.block if height == width else perception.seen_block)
+                place = place - one.media[:, None]
+                added = [_laid(values, place, tower.shape[1], torch.zeros_like(found)) for values in seen]
+                found = _laid(tower, place, tower.shape[1], found)
+                where = positions(place, grid_of(height, width)) + one.media[:, None]
             elif one.features is not None:
                 tower = hear(core.audio_tower, one.features, one.tokens)
-                room = tower[:, : columns - one.media]
-                room = F.pad(room, (0, 0, one.media, columns - one.media - room.shape[1]))
-                place = torch.arange(columns, device=one.ids.device)
-                mine = (place >= one.media) & (place < one.media + one.tokens[:, None])
-                found = torch.where(mine[..., None], room.to(found), found)
+                found = _laid(tower, place - one.media[:, None], one.tokens[:, None], found)
             embeds.append(found)
             places.append(where)
             deep.append(added)
@@ -261,8 +260,9 @@ class Thinker(torch.nn.Module):
         ]
         for one, tower in zip(groups, towers, strict=True):
             if one.things is not None:
-                side = round(tower.shape[1] ** 0.5)
-                halves = tower.unflatten(1, (side, 2, side // 2)).mean((1, 3))
+                rows, columns = grid_of(*one.pixels.shape[-2:])
+                cells, half = tower.unflatten(1, (rows, columns)), columns // 2
+                halves = torch.stack([part.mean((1, 2)) for part in (cells[:, :, :half], cells[:, :, -half:])], 1)
                 found.append(F.cross_entropy(self.naming(halves).float().flatten(0, 1), one.things.flatten()))
             if one.tokens is not None:
                 likely = self.spelling(tower).float().unflatten(-1, (_LETTERS_A_TOKEN, -1)).flatten(1, 2)
@@ -273,11 +273,18 @@ class Thinker(torch.nn.Module):
         return found
 
 
+def _laid(tower: Any, place: Any, tokens: Any, found: Any) -> Any:
+    """`found` [rows, columns, width] with what a tower gave [rows, most, width], as many `tokens` of it as are real,
+    from where `place` [rows, columns] is 0."""
+    at = place.clamp(0, tower.shape[1] - 1)[..., None].expand(-1, -1, tower.shape[2])
+    return torch.where(((place >= 0) & (place < tokens))[..., None], tower.gather(1, at).to(found), found)
+
+
 def width_of(parts: Sequence[Lines]) -> int:
     """Columns that any row of these can need, in eights."""
     needed = 0
     for one in parts:
-        media = 1 if one.pixels is None else picture_tokens(one.pixels.shape[-1])
+        media = 1 if one.pixels is None else picture_tokens(*one.pixels.shape[-2:])
         if one.samples is not None:
             media = int(heard_tokens(torch.tensor((round(one.longest_samples / _SLOWEST) + 2 * _AROUND) // HOP)))
         needed = max(needed, one.ids.shape[1] + media - 1)
@@ -293,10 +300,14 @@ def train(
     device: str,
     seed: int,
     keep: Callable[[], None],
+    framed: Sequence[Lines] = (),
+    again: bool = False,
 ) -> None:
     """Trains transformers' thinker in place; its table of tokens stays. Every step has dialogues in text, with
-    pictures and with sounds; `keep` is called about once a minute."""
+    pictures, with pictures of one of the other shapes in `framed` and with sounds; `keep` is called about once a
+    minute. `again`: it has been trained before, so that the towers are not to be spoilt by heads that know nothing."""
     torch.manual_seed(seed)
+    chance = random.Random(seed)
     things = 1 + int(parts["image"].things.max()) if "image" in parts else 1
     thinker = Thinker(module, things).to(device)
     module.get_input_embeddings().requires_grad_(False)
@@ -307,28 +318,29 @@ def train(
         for layer in module.model.language_model.layers:
             layer.compile(dynamic=False)
         thinker.block = torch.compile(perception.seen_block, dynamic=False)
-    columns = width_of(list(parts.values()))
-    names: list[str] = list(parts)
-    weights = [1.0] * len(parts)
-    for medium, name, weight in (("image", "things", _NAMED), ("audio", "letters", _SPELLED)):
-        if medium in parts:
-            names, weights = [*names, name], [*weights, weight]
+    columns = width_of([*parts.values(), *framed])
+    names: list[str] = [*parts, *(["framed"] if framed else [])]
+    told = [*names, *(f"{name}'s tower" for name in names if name != "none")]
+    log.info("thinker: %d columns", columns)
 
-    def loss() -> Any:
+    def loss(own: float) -> Any:
+        lines = [*parts.values(), *([chance.choice(framed)] if framed else [])]
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             groups = []
-            for medium, lines in parts.items():
-                rows = torch.randint(len(lines.ids), (max(1, round(_SHARES[medium] * batch)),), device=device)
+            for name, one in zip(names, lines, strict=True):
+                rows = torch.randint(len(one.ids), (max(1, round(_SHARES[name] * batch)),), device=device)
                 with torch.no_grad(), torch.autocast(device, enabled=False):
-                    groups.append(thinker.group(lines, rows, columns, vary=True))
-            found = zip(weights, thinker.losses(groups), strict=True)
-            return torch.stack([weight * value for weight, value in found])
+                    groups.append(thinker.group(one, rows, columns, vary=True))
+            found = thinker.losses(groups)
+            return torch.stack([*found[: len(names)], *(own * value for value in found[len(names) :])])
 
     step = Step(loss, parameters, device=device, record=False, weight_decay=0.02)
     for now in moments(seconds):
-        found = step(now.rate(_RATE, flat=0.4))
+        own = _OWN * (min(1.0, 0.01 + 10 * now.done) if again else 1.0)
+        found = step(now.rate(_RATE * (_AGAIN if again else 1), flat=0.4), own)
         if now.told:
-            losses = zip(names, weights, found.tolist(), strict=True)
+            weights = [1.0] * len(names) + [own] * (len(told) - len(names))
+            losses = zip(told, weights, found.tolist(), strict=True)
             log.info(
                 "thinker: step %d, %d %% of the time, %d skipped, %s", now.step, 100 * now.done, step.skipped.item(),
                 ", ".join(f"{name} {value / weight:.3f}" for name, weight, value in losses),

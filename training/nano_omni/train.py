@@ -12,7 +12,7 @@ import os
 import pickle
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ from training.nano_image import drawings as pictures
 from training.nano_image.captions import Scene, draw_scene
 from training.nano_image.scenes import Painter
 from training.nano_omni import codec, dialogues, layout, speech, talker, thinker
-from training.nano_omni.perception import HEARD_RATE
+from training.nano_omni.perception import GRIDS, HEARD_RATE, framed
 from training.pack import pack
 
 log = logging.getLogger(__name__)
-_SECONDS = {"thinker": 240.0, "codec": 270.0, "talker": 660.0}
+_SECONDS = {"thinker": 400.0, "codec": 270.0, "talker": 660.0}
 _SHORT = 8  # letters: what is so short is said in every voice
 _HELD = 256  # sentences that are said to be heard for the scores, or said freely
 _HEARD_S = 4.5  # of a sound, at most: few are longer
+_LONGEST = {"none": 270, "image": 250, "audio": 140}  # of chats: with what they show all are of as many tokens
 _MEDIA_ROWS = (0, 16, 40)  # of what the user shows or says, in the talker's prompt
 
 
@@ -85,46 +86,92 @@ def _looks(
 def train_thinker(options: argparse.Namespace) -> None:
     """Thinker and towers."""
     kept, (tokenizer, model) = _kept(options, "data"), _fresh(options)
+    made_for = _fingerprint(options)
+    if options.resume is not None:
+        _resume(model.thinker, options.resume, made_for)
     chance, drawn = random.Random(options.seed + 10), _drawings(options)
     painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
+    writer, many = thinker.Writer(tokenizer), 10 * options.sentences
 
-    def painted(scenes: list[Scene]) -> Any:
-        return torch.cat(
-            [
-                (painter.paint(scenes[start : start + 512], generator) * 127.5 + 127.5).round().byte()
-                for start in range(0, len(scenes), 512)
-            ]
-        )
+    def seeing(count: int, grid: tuple[int, int] | None = None, **how: Any) -> tuple[list[dialogues.Dialogue], Any]:
+        asked, pixels = [], []
+        for start in range(0, count, 512):
+            some, scenes = _looks(chance, drawn, min(512, count - start), unseen=how.get("unseen", False))
+            asked += _varied(chance, some, drawn, **how)
+            painted = painter.paint(scenes, generator)
+            painted = painted if grid is None else framed(painted, grid)
+            pixels.append((painted * 127.5 + 127.5).round().byte())
+        return asked, torch.cat(pixels)
 
-    many = 10 * options.sentences
+    def lines(asked: list[dialogues.Dialogue], pixels: Any = None, sounds: Sequence[Any] = ()) -> thinker.Lines:
+        return thinker.lines_of(writer, asked, options.device, pixels=pixels, sounds=sounds)
+
     talks = [dialogues.draw_dialogue(chance, unseen=False) for _ in range(many)]
-    seen, scenes = _looks(chance, drawn, many // 2)
-    writer = thinker.Writer(tokenizer)
     spoken = [dialogues.written(chance, one.text) for one in kept["said"]]
     answers = [one for one in spoken if one is not None and not dialogues.held_out(one)]
     heard, sounds = _sounds(kept, [*kept["heard"], *answers])
+    listening = _varied(chance, heard, drawn, chats=0) + _varied(chance, heard, drawn)
     parts: dict[dialogues.Medium, thinker.Lines] = {
-        "none": thinker.lines_of(writer, talks, options.device),
-        "image": thinker.lines_of(writer, seen, options.device, pixels=painted(scenes)),
-        "audio": thinker.lines_of(writer, heard, options.device, sounds=sounds),
+        "none": lines(_varied(chance, talks, drawn)),
+        "image": lines(*seeing(many // 2)),
+        "audio": lines(listening, sounds=[*sounds, *sounds]),
     }
-    log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), len(seen), len(heard))
-
-    made_for = _fingerprint(options)
+    others = [lines(*seeing(many // 60, grid)) for grid in GRIDS]
+    log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), many // 2, len(heard))
 
     def keep() -> None:
         _keep(options, "thinker", {"weights": model.thinker.state_dict(), "fresh": made_for})
 
-    thinker.train(model.thinker, parts, keep=keep, **_common(options, "thinker"))
+    again = options.resume is not None
+    thinker.train(model.thinker, parts, framed=others, again=again, keep=keep, **_common(options, "thinker"))
     keep()
-    unheard, held = _sounds(kept, kept["unheard"]), min(4 * _HELD, options.sentences)
-    unseen, scenes = _looks(chance, drawn, held, unseen=True)
+    held = min(4 * _HELD, options.sentences)
     told = [dialogues.draw_dialogue(chance, unseen=True) for _ in range(held)]
-    for asked, media in ((told, {}), (unseen, {"pixels": painted(scenes)}), (unheard[0], {"sounds": unheard[1]})):
-        lines = thinker.lines_of(writer, asked, options.device, **media)
-        found = [writer.decode(ids) for ids in thinker.answered(model.thinker, lines, writer.end)]
-        for line in thinker.scores(asked, found):
-            log.info("held out: %s", line)
+    unheard, unheard_sounds = _sounds(kept, kept["unheard"])
+    plain: dict[str, Any] = {"chats": 0, "loose": 0, "unseen": True}
+    asked: dict[str, tuple[Any, ...]] = {}
+    for kind, how in (("", plain), (" in chats", plain | {"chats": 1}), (" loosely", plain | {"loose": 1})):
+        asked["text" + kind] = (_varied(chance, told, drawn, **how),)
+        asked["pictures" + kind] = seeing(held, **how)
+        asked["sounds" + kind] = (_varied(chance, unheard, drawn, **how), None, unheard_sounds)
+    asked |= {f"pictures of {grid}": seeing(held // 8, grid, **plain) for grid in GRIDS}
+    for name, (dialogs, *media) in asked.items():
+        found = [writer.decode(ids) for ids in thinker.answered(model.thinker, lines(dialogs, *media), writer.end)]
+        for line in thinker.scores(dialogs, found):
+            log.info("held out, %s: %s", name, line)
+
+
+def _resume(module: Any, path: Path, made_for: str) -> None:
+    """The weights that an earlier run has left in `path`. Raises ValueError for another tokenizer or table."""
+    with path.open("rb") as file:
+        found = pickle.load(file)
+    if found["fresh"] != made_for:
+        raise ValueError(f"{path} was trained with another tokenizer or table than fresh.pickle has: give its --seed")
+    module.load_state_dict(found["weights"])
+
+
+def _varied(
+    chance: random.Random,
+    asked: list[dialogues.Dialogue],
+    drawn: pictures.Drawings,
+    *,
+    chats: float = 0.5,
+    loose: float = 0.25,
+    unseen: bool = False,
+) -> list[dialogues.Dialogue]:
+    """Each as it is, or (a share `chats`) among other turns, and (a share `loose`) as people type."""
+    found = []
+    for one in asked:
+        if chance.random() < chats:
+            last, first = one, None
+            if one.medium != "none" and chance.random() < 0.6:
+                first, last = one, dialogues.draw_dialogue(chance, unseen=unseen)
+                if one.scene is not None and chance.random() < 0.5:
+                    last = dialogues.draw_seen(chance, one.scene, drawn, list(pictures.BACKGROUNDS))
+            chat = dialogues.draw_chat(chance, last, _LONGEST[one.medium], first=first)
+            one = chat if dialogues.length(chat.turns) <= _LONGEST[one.medium] else one
+        found.append(dialogues.loosely(chance, one) if chance.random() < loose else one)
+    return found
 
 
 def _sounds(kept: dict[str, Any], asked: list[dialogues.Dialogue]) -> tuple[list[dialogues.Dialogue], list[Any]]:
@@ -307,6 +354,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--resume", type=Path, help="an earlier thinker.pickle, from whose weights the thinker goes on")
     parser.add_argument("--plain", action="store_true", help="neither compile nor record codec or talker on the GPU")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

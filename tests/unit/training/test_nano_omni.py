@@ -18,7 +18,7 @@ from stages.models.qwen3_omni.tiny_config import model_config
 from stages.models.qwen3_omni.tiny_weights import weights
 from training.nano_image.captions import Scene
 from training.nano_omni import codec, dialogues, layout, talker, thinker, train
-from training.nano_omni.perception import Features, masked, patches
+from training.nano_omni.perception import GRIDS, Features, framed, masked, patches
 from training.pack import pack
 
 TOPICS = {"capital", "sum", "colour", "opposite", "calendar", "counting", "spelling", "saying", "name", "unknown"}
@@ -35,6 +35,34 @@ def test_dialogues_are_held_out_or_not_and_of_every_topic():
         heard = dialogues.draw_heard(chance, unseen=False)
         assert heard.medium == "audio"
         assert heard.answer == heard.heard or heard.topic == "hearing a question"
+
+
+def test_a_chat_is_about_anything_and_what_it_shows_lies_where_it_says():
+    chance = random.Random(7)
+    scene = Scene(thing=0, right=None, size=0, background=0)
+    look = dialogues.Dialogue(topic="seeing", turns=("What is this?", "I see a cat."), scene=scene)
+    topics = set()
+    for _ in range(400):
+        last = dialogues.draw_dialogue(chance, unseen=True)
+        chat = dialogues.draw_chat(chance, last, 270)
+        topics.add((len(chat.turns) > 2, chat.topic))
+        assert chat.turns[-1] in (last.answer, "I do not know that.")
+        if chat.answer.startswith("Your name is"):
+            assert chat.answer[13:-1] in [turn for turn in chat.turns if turn.startswith("Nice to meet")][-1]
+        after = dialogues.draw_chat(chance, last, 270, first=look)
+        assert (after.turns[:2], after.shown_at, after.medium) == (look.turns, 0, "image")
+        before = dialogues.draw_chat(chance, look, 270)
+        assert (before.turns[before.shown_at :], before.scene) == (look.turns, scene)
+        assert max(map(dialogues.length, (chat.turns[:-4], before.turns))) <= 270
+    assert {topic for later, topic in topics if later} == TOPICS
+
+
+def test_what_is_typed_loosely_asks_for_the_same():
+    asked = dialogues.Dialogue(topic="", turns=("Say: Two Cats.", "Two Cats.", "What is 2 + 2?", "Four."))
+    found = {dialogues.loosely(random.Random(seed), asked).turns[::2] for seed in range(30)}
+    assert found == {
+        ("say: Two Cats.", "what is 2 + 2?"), ("Say: Two Cats.", "What is 2 + 2"), ("say: Two Cats.", "what is 2 + 2")
+    }  # fmt: skip
 
 
 def test_every_fact_is_taught_in_some_words():
@@ -100,13 +128,22 @@ def test_whole_batches_give_what_transformers_gives_one_by_one(tokenizer, model)
         one(topic="", turns=("Hello.", "Hi.")),
         one(topic="", turns=("My name is Tom.", "Yes.", "Who am I?", "Tom.")),
     ]
-    looks = [one(topic="", turns=("What is this?", "A cat."), scene=scene)] * 2
-    listens = [one(topic="", turns=("", "Hello."), heard="hello"), one(topic="", turns=("What?", "Hi."), heard="hi")]
-    pixels = torch.randint(256, (2, 3, 128, 128), generator=generator, dtype=torch.uint8)
+    looks = [
+        one(topic="", turns=("What is this?", "A cat.", "Hi.", "Hello."), scene=scene),
+        one(topic="", turns=("Hello.", "Hi.", "What is this?", "A cat."), scene=scene, shown_at=2),
+    ]
+    listens = [
+        one(topic="", turns=("", "Hello."), heard="hello"),
+        one(topic="", turns=("Who?", "I.", "What?", "Hi."), heard="hi", shown_at=2),
+    ]
+    pixels, wide = (
+        torch.randint(256, (2, 3, *size), generator=generator, dtype=torch.uint8) for size in ((128, 128), (96, 160))
+    )
     sounds = [torch.randint(-9000, 9000, (size,), generator=generator, dtype=torch.int16) for size in (20_400, 37_000)]
     parts = [
         thinker.lines_of(writer, talks, "cpu"),
         thinker.lines_of(writer, looks, "cpu", pixels=pixels),
+        thinker.lines_of(writer, looks, "cpu", pixels=wide),
         thinker.lines_of(writer, listens, "cpu", sounds=sounds),
     ]
     whole, columns = thinker.Thinker(model.thinker), thinker.width_of(parts)
@@ -122,7 +159,7 @@ def test_whole_batches_give_what_transformers_gives_one_by_one(tokenizer, model)
                 fields = {}
                 if group.pixels is not None:
                     fields["pixel_values"] = patches(group.pixels[row : row + 1])
-                    fields["image_grid_thw"] = torch.tensor([[1, 8, 8]])
+                    fields["image_grid_thw"] = torch.tensor([[1, *(side // 16 for side in group.pixels.shape[-2:])]])
                 if group.features is not None:
                     frames = len(sounds[row]) // 160
                     assert (ids == writer.pads["audio"]).sum() == group.tokens[row]
@@ -139,7 +176,7 @@ def test_a_step_of_the_thinker_changes_all_but_its_table(tokenizer, model):
     asked = [dialogues.Dialogue(topic="hearing", turns=("", "Yes."), heard="Yes.")]
     sound = torch.randint(-99, 99, (9000,), dtype=torch.int16)
     parts = {"audio": thinker.lines_of(thinker.Writer(tokenizer), asked, "cpu", sounds=[sound])}
-    thinker.train(module, parts, seconds=1e-3, batch=4, device="cpu", seed=1, keep=lambda: None)
+    thinker.train(module, parts, seconds=1e-3, batch=4, device="cpu", seed=1, keep=lambda: None, again=True)
     table, *learnt = ("model.language_model.embed_tokens", "model.audio_tower.conv_out", "lm_head")
     same = {one: torch.equal(module.get_submodule(one).weight, model.thinker.get_submodule(one).weight)
             for one in (table, *learnt)}  # fmt: skip
@@ -289,6 +326,9 @@ def test_parts_of_different_data_are_not_packed_together(tokenizer, model, tmp_p
     train._keep(options, "thinker", other)
     with pytest.raises(ValueError, match=r"thinker\.pickle was not trained with the tokenizer"):
         train.pack_all(options)
+    with pytest.raises(ValueError, match=r"thinker\.pickle was trained with another tokenizer"):
+        train._resume(model.thinker, tmp_path / "thinker.pickle", train._fingerprint(options))
+    train._resume(model.thinker, tmp_path / "thinker.pickle", train._fingerprint(others))
 
 
 def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
@@ -302,3 +342,21 @@ def test_the_folder_has_the_published_names(tokenizer, model, tmp_path):
     scaling = AutoImageProcessor.from_pretrained(tmp_path / "whole")
     for side in (64, 128, 300):  # as large as it has learned, whatever it is given
         assert scaling(np.zeros((side, side, 3), np.uint8), return_tensors="pt").image_grid_thw.tolist() == [[1, 8, 8]]
+    for height, width in ((64, 48), (48, 96), (360, 640), (100, 40), (90, 110), (1000, 600), (64, 40), (70, 30)):
+        (grid,) = scaling(np.zeros((height, width, 3), np.uint8), return_tensors="pt").image_grid_thw.tolist()
+        assert (grid[1] // 2, grid[2] // 2) in GRIDS
+
+
+def test_a_picture_in_another_frame_keeps_its_ground_and_its_sides():
+    torch.manual_seed(2)
+    pixels = torch.full((20, 3, 128, 128), -1.0)
+    pixels[:, 0, 48:80, 48:80] = pixels[:, 1, 48:80, 8:40] = 1.0
+    for grid in GRIDS[::3]:
+        found = framed(pixels, grid)
+        assert found.shape == (20, 3, 32 * grid[0], 32 * grid[1])
+        right, left = ((found[:, colour] > 0).float() for colour in (0, 1))
+        assert (torch.cat([found[:, :, 0], found[:, :, -1]], -1) == -1).all()
+        centres = [(part.mean(1) * torch.arange(part.shape[-1])).sum(1) / part.mean(1).sum(1) for part in (left, right)]
+        assert (centres[0] < centres[1]).all()
+        shapes = right.amax(1).sum(1) / right.amax(2).sum(1) * grid[0] / grid[1]
+        assert shapes.amax() / shapes.amin() > 1.25  # from drawn out to in shape
