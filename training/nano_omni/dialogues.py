@@ -380,13 +380,3 @@ def _upper(text: str) -> str:
 def words_of(text: str) -> list[str]:
     """Without capitals and stops."""
     return "".join(letter for letter in text.lower() if letter.isalnum() or letter == " ").split()
-
-
-def word_errors(said: Sequence[object], found: Sequence[object]) -> int:
-    """Words to be changed, added or left out (Levenshtein, 1966)."""
-    row = list(range(len(found) + 1))
-    for number, word in enumerate(said, 1):
-        before, row = row, [number]
-        for place, other in enumerate(found, 1):
-            row.append(min(before[place] + 1, row[-1] + 1, before[place - 1] + (word != other)))
-    return row[-1]

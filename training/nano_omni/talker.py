@@ -13,11 +13,11 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+from rapidfuzz.distance import Levenshtein
 from torch.nn import functional as F
 
 from training.budget import moments
 from training.nano_omni.causal import through
-from training.nano_omni.dialogues import word_errors
 from training.nano_omni.layout import CODES, GROUPS
 from training.repeat import Step, half
 
@@ -304,7 +304,7 @@ def score(talker: Talker, unread: Sentences, eos: int) -> str:
     wrong = 0
     for one, ways, start, frames in zip(said, unread.ways, unread.first, unread.frames, strict=True):
         right = ways[:, start + 1 : start + 1 + frames, 0].tolist()
-        wrong += min(int(frames), *(word_errors(way, one[:, 0].tolist()) for way in right))
+        wrong += min(int(frames), *(Levenshtein.distance(way, one[:, 0].tolist()) for way in right))
     right_share = 1 - wrong / int(unread.frames.sum())
     return f"held out: first code {first.item():.3f}, said freely {100 * right_share:.1f} % as the teacher"
 

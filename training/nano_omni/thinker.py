@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rapidfuzz.distance import Levenshtein
 from torch.nn import functional as F
 
 from training.budget import moments
 from training.nano_omni import perception
-from training.nano_omni.dialogues import Dialogue, Medium, word_errors, words_of
+from training.nano_omni.dialogues import Dialogue, Medium, words_of
 from training.nano_omni.perception import HOP, Features, grid_of, hear, heard_tokens, picture_tokens, positions, see
 from training.repeat import Step
 
@@ -380,7 +381,7 @@ def scores(asked: Sequence[Dialogue], found: Sequence[str]) -> list[str]:
         if one.topic == "hearing":
             said = words_of(one.heard)
             count += len(said)
-            wrong += min(len(said), word_errors(said, words_of(answer)))
+            wrong += min(len(said), Levenshtein.distance(said, words_of(answer)))
     whole = [value for values in right.values() for value in values]
     told = [f"{topic} {sum(v)} of {len(v)}" for topic, v in sorted(right.items())]
     lines = [f"{asked[0].medium}: {100 * sum(whole) / len(whole):.1f} % exact ({', '.join(told)})"]

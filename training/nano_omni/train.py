@@ -86,9 +86,8 @@ def _looks(
 def train_thinker(options: argparse.Namespace) -> None:
     """Thinker and towers."""
     kept, (tokenizer, model) = _kept(options, "data"), _fresh(options)
-    made_for = _fingerprint(options)
     if options.resume is not None:
-        _resume(model.thinker, options.resume, made_for)
+        _resume(model.thinker, options.resume, _fingerprint(options))
     chance, drawn = random.Random(options.seed + 10), _drawings(options)
     painter, generator = Painter(drawn, options.device), torch.Generator().manual_seed(options.seed)
     writer, many = thinker.Writer(tokenizer), 10 * options.sentences
@@ -119,10 +118,7 @@ def train_thinker(options: argparse.Namespace) -> None:
     others = [lines(*seeing(many // 60, grid)) for grid in GRIDS]
     log.info("%d dialogues in text, %d of pictures, %d of sounds", len(talks), many // 2, len(heard))
 
-    def keep() -> None:
-        _keep(options, "thinker", {"weights": model.thinker.state_dict(), "fresh": made_for})
-
-    again = options.resume is not None
+    keep, again = _keeper(options, "thinker", model.thinker), options.resume is not None
     thinker.train(model.thinker, parts, framed=others, again=again, keep=keep, **_common(options, "thinker"))
     keep()
     held = min(4 * _HELD, options.sentences)
@@ -242,11 +238,6 @@ def train_talker(options: argparse.Namespace) -> None:
     once = [place for place, (text, _, _) in enumerate(coded["said"]) if times[text] == 1]
     held = set(chance.sample(once, min(_HELD, len(once) // 20)))
 
-    made_for = _fingerprint(options)
-
-    def keep() -> None:
-        _keep(options, "talker", {"weights": model.talker.state_dict(), "fresh": made_for})
-
     torch.manual_seed(options.seed)
     talker.begin(model.talker, coded["vectors"].float())
     talker.train(
@@ -256,7 +247,7 @@ def train_talker(options: argparse.Namespace) -> None:
         writer.newline,
         [one for place, one in enumerate(spoken) if place not in held],
         held=[spoken[place] for place in sorted(held)],
-        keep=keep,
+        keep=_keeper(options, "talker", model.talker),
         record=not options.plain,
         **_common(options, "talker"),
     )
@@ -318,6 +309,12 @@ def _keep(options: argparse.Namespace, name: str, content: dict[str, Any]) -> No
     with path.with_suffix(".new").open("wb") as file:
         pickle.dump(content, file, protocol=5)
     path.with_suffix(".new").replace(path)  # so that a run that is ended here loses only this one
+
+
+def _keeper(options: argparse.Namespace, name: str, module: Any) -> Callable[[], None]:
+    """Keeps, whenever it is called, the weights that `module` has then, and which tokenizer and table they go with."""
+    made_for = _fingerprint(options)
+    return lambda: _keep(options, name, {"weights": module.state_dict(), "fresh": made_for})
 
 
 def _kept(options: argparse.Namespace, name: str) -> dict[str, Any]:
