@@ -87,7 +87,8 @@ class ForwardGraphs:
         """As `forward`. What is returned may be overwritten by the next call."""
         inputs = _tensors(given)
         form = tuple((each.shape, each.dtype) for each in inputs)
-        key = (image.width, image.height, image.frames, image.pictures, form)
+        edited = image.pictures if image.strength is None else ()
+        key = (image.width, image.height, image.frames, edited, form)
         known = self._known.get(key)
         if known is None:
             if len(self._known) == MOST:

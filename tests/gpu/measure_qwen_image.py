@@ -159,7 +159,7 @@ class Measurement:
         self.ours("omni, without graphs", plain, brief=True)
         if not self.small:
             self.attempt(self.graphs, stepper)
-        stepper._modulation = None
+        stepper._modulation, stepper._ragged = None, False
         self.ours("omni, diffusers' blocks compiled", self.studio(stepper, first, compile="blocks"))
         # Last, since its hooks stay on the blocks, which are compiled already.
         self.ours("omni, compiled blocks, step cache", self.studio(stepper, first, step_cache="first_block"))

@@ -1,7 +1,7 @@
 """Joint attention of Qwen-Image over texts of unequal lengths without a mask, which no flash kernel takes.
 
-Rows side by side whose texts are equally long attend together, their padding cut off; attention itself is by whichever
-backend is set in diffusers. Knows no request.
+Rows side by side whose texts are equally long attend together, their padding cut off, by whichever backend is set in
+diffusers; or all rows together, where there are kernels for that. Knows no request.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,9 @@ from typing import Any
 import torch
 from diffusers.models.attention_dispatch import dispatch_attention_fn
 from diffusers.models.transformers.transformer_qwenimage import apply_rotary_emb_qwen
+
+FEATURES = (16, 32, 64, 128)
+"""Of a head, for which there are kernels."""
 
 
 def joined_attention(
@@ -27,7 +30,7 @@ def joined_attention(
     two of texts and two of pictures, and rotated by complex `places` [tokens, features / 2].
     """
     told, shown = torch.zeros_like(texts[0]), torch.empty_like(pictures[0])
-    if texts[0].is_cuda:
+    if texts[0].is_cuda and texts[0].shape[-1] in FEATURES:
         # Triton is not on every machine.
         from stages.kernels.cuda.joint import join_heads
 
@@ -57,6 +60,13 @@ def _joint(
     return joined_attention(texts, pictures, norms, places, eps, lengths.tolist())
 
 
+def ragged_on(device: torch.device, dtype: torch.dtype, features: int) -> bool:
+    """Whether `ragged_attention` has kernels there for heads of so many features."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or features not in FEATURES:
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= (8, 0))
+
+
 def ragged_attention(
     texts: Sequence[torch.Tensor],
     pictures: Sequence[torch.Tensor],
@@ -80,12 +90,12 @@ def ragged_attention(
 
     of_both = [*norms[2:], *norms[:2]]
     query, key = join_heads(pictures[:2], texts[:2], of_both, places[::-1], eps)
-    found, sums = _attended(query, key[:, : pictures[0].shape[1]], pictures[2])
+    found, sums = _with_sums(query, key[:, : pictures[0].shape[1]], pictures[2])
     shown, told = attended_as_well(query, key, texts[2], found, sums, lengths)
     return told, shown
 
 
-def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _with_sums(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """On a GPU what each query attends to, [rows, tokens, heads, features], and the logarithm of its sum of exponents,
     float32 [rows, heads, tokens]."""
     heads = [each.transpose(1, 2) for each in (query, key, value)]
@@ -93,7 +103,7 @@ def _attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tu
         found, sums, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(*heads, None, True)
     else:
         found, sums, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads)
-    return found.transpose(1, 2), sums.flatten(2)
+    return found.transpose(1, 2).contiguous(), sums.flatten(2).contiguous()
 
 
 def _ready(

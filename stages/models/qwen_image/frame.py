@@ -16,9 +16,6 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import (
 from torch import nn
 from torch.nn import functional
 
-NORMS = True
-"""Whether norms and enlargements are cheaper as well, or the convolutions alone."""
-
 
 def for_pictures(decoder: nn.Module) -> nn.Module:
     """A copy of the decoder that takes [rows, channels, 1, height, width] only, and no cache of frames."""
@@ -28,9 +25,9 @@ def for_pictures(decoder: nn.Module) -> nn.Module:
         if isinstance(part, QwenImageCausalConv3d):
             part.weight = nn.Parameter(part.weight[:, :, -1].clone(), requires_grad=False)
             part.forward = partial(_convolved, part)
-        elif isinstance(part, QwenImageRMS_norm) and NORMS:
+        elif isinstance(part, QwenImageRMS_norm):
             part.forward = partial(_normed, part)
-        elif isinstance(part, QwenImageUpsample) and NORMS:
+        elif isinstance(part, QwenImageUpsample):
             part.forward = partial(nn.Upsample.forward, part)  # neighbours are copied, which needs no other dtype
     return flat.to(memory_format=torch.channels_last)
 

@@ -26,7 +26,7 @@ from transformers import AutoConfig, AutoTokenizer, Qwen2_5_VLForConditionalGene
 from stages.config import ModelSpec
 from stages.errors import RequestRefused
 from stages.messages import ImageParams
-from stages.models.qwen_image.attention import JointAttention
+from stages.models.qwen_image.attention import JointAttention, ragged_on
 from stages.models.qwen_image.contract import EDITS
 from stages.models.qwen_image.denoiser import Denoiser
 from stages.models.qwen_image.frame import for_pictures
@@ -45,9 +45,6 @@ TILED_PIXELS = 1664 * 928
 
 TEXT_TOKENS = 32
 """To a multiple of this texts are padded where nothing that is launched depends on their lengths."""
-
-FLAT = True
-"""Whether the VAE's decoder on a GPU is one of pictures."""
 
 PARTS = ("transformer", "vae", "text_encoder")
 # Of all compositions that are remembered and the next, each with as many pictures as are edited at most.
@@ -114,7 +111,8 @@ class QwenImageStepper:
             if self._ahead and self.recordable:
                 self._modulation = Modulation(self.transformers[0])
                 self._denoisers = {id(each): Denoiser(each) for each in self.transformers}
-                self._ragged = self._device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+                features = parts.config("transformer").get("attention_head_dim", 128)
+                self._ragged = all(ragged_on(each, dtype, features) for each in devices)
         # What the pipeline reads off its modules, of which this stage may have one only.
         vae, denoiser = parts.config("vae"), parts.config("transformer")
         self._pipeline.vae_scale_factor = 2 ** len(vae.get("temperal_downsample", (False, True, True)))
@@ -127,7 +125,7 @@ class QwenImageStepper:
             self._texts = TextGraphs(self._pipeline.text_encoder.model.language_model, self._device, most)
         if "vae" in modules:
             self._decoder = modules["vae"].decoder
-            if self._ahead and FLAT and self._device.type == "cuda":
+            if self._ahead and self._device.type == "cuda":
                 self._decoder = for_pictures(self._decoder)
             if recorded:
                 self._decoding = ForwardGraphs(self._decoded, capture_on(self._device))
@@ -274,7 +272,7 @@ class QwenImageStepper:
         # What a graph has of memory, one picture that is not cut into tiles may have as well.
         small = len(latents) * image.width * image.height <= self._tiled_pixels
         decode = self._decoding if small and self._decoding is not None else self._decoded
-        return decode(image, latents)
+        return decode(replace(image, pictures=()), latents)  # a size is one composition, whatever was edited
 
     def _decoded(self, image: ImageParams, latents: torch.Tensor) -> torch.Tensor:
         pipeline, vae = self._pipeline, self._pipeline.vae

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from stages.config import ModelSpec, StageTuning
 from stages.errors import StageError
 from stages.models.qwen_image import modulation
 from stages.models.qwen_image import stepper as qwen_stepper
+from stages.models.qwen_image.attention import ragged_on
 from stages.models.qwen_image.frame import for_pictures
 from stages.models.qwen_image.stepper import PROMPT_TOKENS, QwenImageStepper
 from stages.models.qwen_image.texts import TextGraphs
@@ -205,7 +207,8 @@ def test_a_decoder_of_pictures_is_that_of_videos_but_for_rounding(studio, dtype)
 
 def test_a_picture_alone_and_without_tiles_is_decoded_by_a_recording_of_its_size(studio, recorders, monkeypatch):
     stepper, small, large = studio.stepper, Asked(steps=1), Asked(size=(128, 64), steps=1, seed=2)
-    works = [[small], [large], [small], [small, small], [large]]
+    drawn = [Asked(picture=gradient(*size), steps=2) for size in ((40, 30), (50, 20))]  # to the size of the small one
+    works = [[small], [large], [small], [small, small], [large], *([one] for one in drawn)]
     plain = [studio.draw(*asked).drawn for asked in works]
     monkeypatch.setattr(stepper, "_tiled_pixels", 128 * 64 - 1)
     graphs = forward_graphs.ForwardGraphs(stepper._decoded, predictor.capture_on(torch.device("cpu")))
@@ -213,4 +216,22 @@ def test_a_picture_alone_and_without_tiles_is_decoded_by_a_recording_of_its_size
     found = [studio.draw(*asked).drawn for asked in works]
     for one, other in zip(plain, found, strict=True):
         assert all((other[uid].pixels == one[uid].pixels).all() for uid in one)
-    assert graphs.paths.take() == (("graph_replays", 1), ("eager_runs", 1))
+    assert graphs.paths.take() == (("graph_replays", 3), ("eager_runs", 1))
+    with torch.inference_mode():
+        stepper.decode(replace(small.image, pictures=((90, 50),)), found[0][0].latents)  # as one that edits
+    assert graphs.paths.take() == (("graph_replays", 1), ("eager_runs", 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "features", "capability"),
+    [
+        ("cpu", torch.bfloat16, 128, (9, 0)),
+        ("cuda", torch.float32, 128, (9, 0)),
+        ("cuda", torch.bfloat16, 96, (9, 0)),
+        ("cuda", torch.float16, 128, (7, 5)),
+    ],
+)
+def test_all_rows_attend_together_only_where_kernels_can(monkeypatch, kind, dtype, features, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert not ragged_on(torch.device(kind), dtype, features)
+    assert ragged_on(torch.device("cuda"), torch.float16, 64) == (capability >= (8, 0))
