@@ -203,9 +203,8 @@ class DiffusionRunner:
                 return self._denoise(rows)
             if rows[0].phase == "decode":
                 return self._decode(rows)
-            if self._encodes:
-                return tuple(self._alone(row, self._encode) for row in rows)
-            return tuple(result for row in rows for result in self._decode((row,)))  # they may have any shape
+            work = self._encode if self._encodes else lambda row: self._decode((row,))[0]  # they may have any shape
+            return tuple(self._alone(row, work) for row in rows)
 
     def _alone(self, row: Row, work: Callable[[Row], RowResult]) -> RowResult:
         """What a row does by itself also fails by itself."""

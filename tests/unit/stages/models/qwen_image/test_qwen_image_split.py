@@ -106,10 +106,15 @@ def test_three_stages_draw_what_one_draws(chain, studio, asked):
     assert (pixels(payload) == studio.draw(asked).drawn[0].pixels).all()
 
 
-def test_several_at_once_and_one_that_cannot_be_drawn(chain, studio):
+def test_several_at_once_and_two_that_cannot_be_drawn(chain, studio, monkeypatch):
     asked = [Asked(negative="", steps=5), Asked(prompt="sea " * 2000, steps=2), Asked(prompt="a" * 100_001)]
+    asked.append(Asked(size=(32, 32), steps=2))
+    stepper = chain.workers[2]._runner._stepper
+    decode = stepper.decode
+    monkeypatch.setattr(stepper, "decode", lambda image, given: decode(image, given) if image.width > 32 else 1 / 0)
     found = chain.draw(*asked)
     assert "100000 are read" in found[2]
+    assert "division by zero" in found[3]
     assert "first 512 count" in found[1].scalar("warning")
     for uid in (0, 1):
         assert abs(pixels(found[uid]).astype(int) - studio.draw(asked[uid]).drawn[0].pixels).max() <= 1
