@@ -25,7 +25,8 @@ _TUNING = StageTuning(step_tokens=_STEP_TOKENS, graphs=True, compile="blocks", s
 
 _PROMPT_TOKENS = 512
 EDIT_TOKENS = 3072
-"""Of a prompt and what is seen of its pictures; the transformer has 4096 places for these and half a picture's side."""
+"""Of a prompt and what is seen of its pictures."""
+_PLACES = 4096  # of these and half a picture's side, in the transformer
 _COMPLETE = InputContract(modes=("complete",))
 _WEIGHTS = ("transformer", "vae", "text_encoder")
 PARTS = {
@@ -59,13 +60,14 @@ def image(model_path: str) -> ImageContract:
     vae = read_json(folder / "vae" / "config.json")
     schedule = read_json(folder / "scheduler" / "scheduler_config.json")
     edits = EDITS.get(pipeline_kind(folder))
+    multiple = 2 * 2 ** len(vae.get("temperal_downsample", (False, True, True)))  # two latents to a side of a token
     return ImageContract(
         width=int(own.get("width", _SIDE)),
         height=int(own.get("height", _SIDE)),
         steps=int(own.get("steps", _STEPS)),
-        # The VAE's scale, and two latents to a side of a token.
-        multiple=2 * 2 ** len(vae.get("temperal_downsample", (False, True, True))),
+        multiple=multiple,
         most_pixels=MOST_PIXELS,
+        most_side=2 * (_PLACES - EDIT_TOKENS) * multiple,
         # Stretching the schedule to its end divides by what the only step leaves, which is nothing.
         least_steps=2 if schedule.get("shift_terminal") else 1,
         true_cfg_scale=float(own.get("true_cfg_scale", _TRUE_CFG_SCALE)),

@@ -62,7 +62,7 @@ def test_defaults_are_the_pipeline_s_own_unless_the_folder_has_others(copied):
     rewrite(copied / "scheduler" / "scheduler_config.json", shift_terminal=0.02)
     found = image(str(copied))
     assert (found.width, found.height, found.steps, found.true_cfg_scale) == (1024, 1024, 50, 4.0)
-    assert (found.multiple, found.least_steps) == (16, 2)
+    assert (found.multiple, found.least_steps, found.most_side) == (16, 2, 32768)
 
 
 def test_the_embedded_default_is_built_once_and_from_values_alone(tiny_folder, tmp_path, monkeypatch):
