@@ -297,10 +297,10 @@ class QwenImageStepper:
 
 
 def _skipped(image: ImageParams) -> int:
-    """Steps that are not taken since the picture to start from stands for them."""
+    """Steps that are not taken since the picture to start from stands for them: never all, however little is drawn."""
     if image.strength is None:
         return 0
-    return int(max(image.steps - min(image.steps * image.strength, image.steps), 0))
+    return min(int(image.steps - image.steps * image.strength), image.steps - 1)
 
 
 def _text_encoder(folder: Path) -> nn.Module:

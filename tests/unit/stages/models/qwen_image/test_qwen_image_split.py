@@ -99,6 +99,7 @@ def pixels(payload):
         Asked(negative="bad", scale=2.5, size=(32, 64)),
         Asked(steps=1, sigmas=(1.0, 0.4)),
         Asked(picture=gradient(40, 30), steps=5, seed=4),
+        Asked(picture=gradient(40, 30), strength=1e-20),
     ],
 )
 def test_three_stages_draw_what_one_draws(chain, studio, asked):
