@@ -10,6 +10,7 @@ from omni_cli.config.sampling import ConfigModel
 
 _SIZE = re.compile(r"([1-9]\d{0,5})[xX]([1-9]\d{0,5})", re.ASCII)
 MAX_STEPS = 1000  # as many as the noise schedules were trained with
+MAX_NEGATIVE = 100_000  # characters: of more none is encoded
 
 
 def _size(value: Any) -> Any:
@@ -33,7 +34,7 @@ class ImageConfig(ConfigModel):
     """Denoising steps."""
     true_cfg_scale: Annotated[float, Strict(), Field(ge=0, le=100)] | None = None
     """How far away from the negative prompt; without one, or up to 1, it has no effect."""
-    negative_prompt: Annotated[str, Strict(), Field(max_length=100_000)] | None = None
+    negative_prompt: Annotated[str, Strict(), Field(max_length=MAX_NEGATIVE)] | None = None
     """What shall not be seen, or nothing. Null is the model's own: an empty one, or no guidance in half the time."""
     n: Annotated[int, Strict(), Field(ge=1, le=64)] | None = None
     """Pictures of one prompt, each a request of its own with the next seed; null is one."""

@@ -64,8 +64,12 @@ def _unfit(width: int, height: int, able: ImageContract) -> str:
         return f"{width}x{height}: a side has {able.most_side} pixels at most"
     if not (width % able.multiple or height % able.multiple):
         return ""
-    below, above = ("x".join(str(_near(side, able.multiple, up)) for side in (width, height)) for up in (False, True))
-    return f"{width}x{height}: width and height must be multiples of {able.multiple}; the nearest are {below}, {above}"
+    # Only one side is made longer where both were too much.
+    ups = ((False, False), (True, True), (True, False), (False, True))
+    sizes = [(_near(width, able.multiple, right), _near(height, able.multiple, down)) for right, down in ups]
+    near = [f"{size[0]}x{size[1]}" for size in dict.fromkeys(sizes) if not _unfit(*size, able)][:2]
+    nearest = f"; the nearest are {', '.join(near)}" if near else ""
+    return f"{width}x{height}: width and height must be multiples of {able.multiple}{nearest}"
 
 
 def _unfit_frames(frames: int, able: ImageContract) -> str:
@@ -138,7 +142,7 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
 
 def warnings_of(payload: Payload) -> tuple[str, ...]:
     """What the stage that made it says beside it."""
-    return tuple(str(value) for name, value in payload.meta if name == "warning")
+    return tuple(line for name, value in payload.meta if name == "warning" for line in str(value).splitlines())
 
 
 def drawn_after(payload: Payload) -> int | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, model_validator
 
-from omni_cli.config.image import MAX_STEPS
+from omni_cli.config.image import MAX_NEGATIVE, MAX_STEPS
 from omni_cli.config.sampling import MAX_TOKENS, SamplingConfig
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -205,7 +205,7 @@ class ImageRequest(Body):
     user: StrictStr | None = None
     # extensions
     seed: SeedNumber | None = None
-    negative_prompt: StrictStr | None = None
+    negative_prompt: Annotated[StrictStr, Field(max_length=MAX_NEGATIVE)] | None = None
     steps: Annotated[StrictInt, Field(ge=1, le=MAX_STEPS)] | None = None
     true_cfg_scale: Annotated[Number, Field(ge=0, le=100)] | None = None
     guidance_scale: Number | None = None

@@ -45,6 +45,7 @@ def test_a_size_that_the_model_can_do_is_drawn_as_it_is(plan, size):
         ("513x512", "multiples of 16; the nearest are 512x512, 528x512"),
         ("520x500", "the nearest are 512x496, 528x512"),
         ("3x512", "the nearest are 16x512, 32x512"),
+        ("2047x2049", "the nearest are 2032x2048, 2048x2048"),
         ("100000x10000", "has 1000000000 pixels, more than 4194304 (as 2048x2048)"),
     ],
 )
