@@ -221,7 +221,8 @@ class DiffusionRunner:
         seen = () if edited is None else picture.pixels
         picture.conditions = tuple(replace(self._condition(text, seen), pictures=edited) for text in picture.texts)
         picture.pixels = ()  # of any size, and for the rest of its life of no use
-        picture.warnings += dict.fromkeys(c.warning for c in picture.conditions if c.warning)
+        for name, text in zip(_TEXTS, picture.conditions, strict=False):
+            picture.warnings += [f"the {name.replace('_', ' ')} {text.warning}"] if text.warning else []
         prompt = picture.conditions[0]
         picture.counts = {_PROMPT_TOKENS: prompt.tokens, _SEEN_TOKENS: prompt.seen_tokens}
         if not self._denoises:

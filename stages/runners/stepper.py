@@ -14,7 +14,7 @@ from stages.schedulers.base import Denoising
 @dataclass(frozen=True, slots=True)
 class Condition:
     """One encoded text: `embeds` [tokens, features], and for models that want one a summary, `pooled` [features].
-    `tokens` of it were read, padding not counted, `seen_tokens` of them of pictures; `warning` says what did not fit.
+    `tokens` of it were read, padding not counted, `seen_tokens` of them of pictures; `warning` says what is left out.
     `pictures` [1, tokens, features] are the latents of those that are edited, None where none are. `length` [1], int32,
     says on the device how many of `embeds` count, if not all."""
 
@@ -111,5 +111,5 @@ class Stepper(Protocol):
 
 
 def cut_off(tokens: int, most: int) -> str:
-    """The warning of a text of more tokens than count; none if it fits."""
-    return f"the prompt has {tokens} tokens, of which the first {most} count" if tokens > most else ""
+    """The warning of a text of more tokens than count, without its name; none if it fits."""
+    return f"has {tokens} tokens, of which the first {most} count" if tokens > most else ""

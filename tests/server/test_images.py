@@ -91,8 +91,10 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
         "guidance_scale",
         "output_compression",
     ]
-    (note,) = drawn(painter, prompt="sea " * 2000)["warnings"]
-    assert "of which the first 512 count" in note
+    assert drawn(painter, prompt="sea " * 2000, negative_prompt="sea " * 1000)["warnings"] == [
+        f"the {name} has {tokens} tokens, of which the first 512 count"
+        for name, tokens in (("prompt", 6006), ("negative prompt", 3006))
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,7 @@ def test_guidance_acts_or_says_that_it_does_not(painter):
         ("seed", "", ""),
         ("true_cfg_scale", -1, ""),
         ("negative_prompt", ["red", "blue"], ""),
+        ("negative_prompt", "x" * 100_001, "100000"),
         ("sigmas", [1.5], ""),
         ("response_format", "url", "b64_json"),
         ("output_format", "svg", "webp"),

@@ -126,10 +126,9 @@ def test_a_folder_is_known_before_it_is_loaded(tiny_folder, studio):
 
 def test_what_each_encoder_leaves_of_a_prompt_is_said(studio):
     condition = studio.stepper.encode("b" * 100)
-    assert condition.warning == "the prompt has 101 tokens, of which the first 77 count for CLIP"
+    assert condition.warning == "has 101 tokens, of which the first 77 count for CLIP"
     assert condition.tokens == 101
     both = studio.stepper.encode("b" * 300).warning
     assert both == "; ".join(
-        f"the prompt has 301 tokens, of which the first {most} count for {name}"
-        for name, most in (("CLIP", 77), ("T5", 256))
+        f"has 301 tokens, of which the first {most} count for {name}" for name, most in (("CLIP", 77), ("T5", 256))
     )
