@@ -14,6 +14,9 @@ from stages.payload import Payload, Tensor
 _MOST_SIDE = {"webp": 16_383, "jpeg": 65_500}
 """Of a file, in pixels: libwebp's WEBP_MAX_DIMENSION, libjpeg's JPEG_MAX_DIMENSION."""
 
+_MOST_LAST = 0.999
+"""Of a schedule that is stretched to its end: by what its last level is below 1, all of them are divided."""
+
 
 def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> Iterator[Problem]:
     """What the model cannot draw; each key stands behind `prefix`."""
@@ -40,6 +43,9 @@ def drawing_problems(plan: ExecutionPlan, asked: ImageConfig, prefix: str) -> It
     if steps is not None and steps < able.least_steps:
         message = f"is {steps}; the noise schedule of this checkpoint needs {able.least_steps} steps at least"
         yield Problem(key=f"{prefix}image.{'sigmas' if asked.sigmas else 'steps'}", message=message)
+    elif asked.sigmas and able.least_steps > 1 and asked.sigmas[-1] > _MOST_LAST:
+        message = f"ends with {asked.sigmas[-1]:g}; the noise schedule of this checkpoint needs {_MOST_LAST:g} or less"
+        yield Problem(key=f"{prefix}image.sigmas", message=message)
 
 
 def content_problems(able: ImageContract, conversation: Sequence[ChatMessage]) -> Iterator[Problem]:

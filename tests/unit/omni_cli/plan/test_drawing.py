@@ -89,6 +89,7 @@ def test_fewer_steps_than_the_noise_schedule_needs_are_refused(plan, asked):
         ({"most_frames": 33, "frame_multiple": 4}, {"frames": 37}, "at most 33"),
         ({"most_side": 512}, {"size": "1024x16"}, "a side has 512 pixels at most"),
         ({"sigmas": False}, {"sigmas": (1.0, 0.5)}, "takes no other levels"),
+        ({}, {"sigmas": (0.5, 1.0)}, "ends with 1; the noise schedule of this checkpoint needs 0.999 or less"),
     ],
 )
 def test_what_this_model_does_not_draw_is_refused(plan, able, asked, says):
