@@ -132,6 +132,16 @@ def test_how_many_pictures_may_come_with_a_prompt(least, most, count, says):
     assert list(content_problems(able, [ChatMessage(role="user", parts=enough)])) == []
 
 
+@pytest.mark.parametrize(("every", "strength", "shown"), [(7, None, True), (8, None, False), (4, 0.5, False)])
+def test_a_preview_that_would_be_the_picture_is_noted(every, strength, shown):
+    able = replace(ABLE, strength=1.0)
+    asked = ImageConfig(preview_every=every, strength=strength)
+    _, notes = drawing(able, asked, [PICTURE] if strength else [])
+    assert [note for note in notes if "preview" in note] == (
+        [] if shown else [f"image.preview_every has no effect: the picture is done after {every} steps"]
+    )
+
+
 def test_previews_need_a_stage_that_decodes():
     assert drawing(ABLE, ImageConfig(preview_every=2))[0].preview_every == 2
     params, (note,) = drawing(ABLE, ImageConfig(preview_every=2), previews=False)
