@@ -18,7 +18,7 @@ from omni_cli.batch.progress import Progress, ProgressDisplay
 from omni_cli.batch.resume import remaining
 from omni_cli.batch.session import Session
 from omni_cli.batch.state import RunState
-from omni_cli.batch.summary import say_summary
+from omni_cli.batch.summary import say_notes, say_summary
 from omni_cli.batch.task import Task
 from omni_cli.config.load import LoadedConfig, load_config
 from omni_cli.console import logging_to
@@ -58,6 +58,8 @@ def run_once(words: Sequence[str], options: RunOptions, *, resumable: bool = Tru
                 stack.enter_context(_concluded(state, writer, quiet=options.quiet))
             if options.resume is not None and not options.quiet:
                 say(f"{len(tasks) - len(todo)} of {len(tasks)} requests are done already")
+            if options.input is None:
+                say_notes(state)
             stack.enter_context(logging_to(folder.path / "run.log", quiet=options.quiet))
             with _shown(state, options, len(todo)) as display:
                 Session(state, writer, interrupts, display, trace=loaded.config.trace.enabled).carry(todo)

@@ -17,7 +17,7 @@ EXIT_FAILED = 1
 class RunState:
     """`results` by request id, those of a resumed run's earlier attempts included. `dead` has processes that died
     before they were told to stop, and why; `unshown` why the answer could not be shown on stdout. `resumable`: whoever
-    asked for the run can ask for the rest of it."""
+    asked for the run can ask for the rest of it. `said` are the notes that were shown before the run."""
 
     plan: ExecutionPlan
     folder: RunFolder
@@ -29,6 +29,7 @@ class RunState:
     warnings: list[str] = field(default_factory=list)
     dead: dict[str, str] = field(default_factory=dict)
     unshown: OSError | None = None
+    said: tuple[str, ...] = ()
 
     def add(self, record: ResultRecord) -> None:
         self.results[record.request_id] = record

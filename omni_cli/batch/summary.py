@@ -1,4 +1,5 @@
-"""The last lines of `omni run`, for a person: what came out, what failed and why, where everything is."""
+"""The first and last lines of `omni run`, for a person: what is known of a request before it starts; what came out,
+what failed and why, where everything is."""
 
 from collections.abc import Iterator
 
@@ -6,6 +7,13 @@ from omni_cli.artifacts.records import ResultRecord
 from omni_cli.batch.state import RunState
 from omni_cli.config.files import shown
 from omni_cli.streams import say
+
+
+def say_notes(state: RunState) -> None:
+    """On stderr, what the tasks ask for in vain, while it can still be stopped. The summary does not repeat it."""
+    state.said = tuple(dict.fromkeys(note for task in state.tasks for note in task.notes))
+    for note in state.said:
+        say(f"warning: {note}")
 
 
 def say_summary(state: RunState, *, quiet: bool) -> None:
@@ -23,7 +31,7 @@ def _lines(state: RunState) -> Iterator[str]:
     places = {task.request_id: f"{task.where}: " for task in state.tasks if task.where}
     for record in state.results.values():
         place = places.get(record.request_id, "")
-        yield from _of_request(record, place)
+        yield from _of_request(record, place, state.said)
     for process, cause in state.dead.items():
         yield f"failed: stage process {process} died: {cause}"
     failed, total = len(state.failed), len(state.tasks)
@@ -37,8 +45,8 @@ def _lines(state: RunState) -> Iterator[str]:
         yield f"stdout: cannot be written: {state.unshown.strerror}; the text is in the run's folder"
 
 
-def _of_request(record: ResultRecord, place: str) -> Iterator[str]:
-    yield from (f"warning: {place}{warning}" for warning in record.warnings)
+def _of_request(record: ResultRecord, place: str, said: tuple[str, ...]) -> Iterator[str]:
+    yield from (f"warning: {place}{warning}" for warning in record.warnings if warning not in said)
     for artifact in record.artifacts:
         yield from (f"warning: {place}{warning}" for warning in artifact.warnings)
         if artifact.state == "empty":

@@ -64,9 +64,10 @@ def content_problems(able: ImageContract, conversation: Sequence[ChatMessage]) -
 
 def _unfit(width: int, height: int, able: ImageContract) -> str:
     """Why the model cannot draw this size, and the two nearest that it can; empty if it can."""
-    if width * height > able.most_pixels:
-        side = int(able.most_pixels**0.5)
-        return f"{width}x{height} has {width * height} pixels, more than {able.most_pixels} (as {side}x{side})"
+    if width * height > able.largest:
+        side = int(able.largest**0.5)
+        trained = f"; this model was trained at {able.width}x{able.height} alone" if able.one_size else ""
+        return f"{width}x{height} has {width * height} pixels, more than {able.largest} (as {side}x{side}){trained}"
     if able.most_side is not None and max(width, height) > able.most_side:
         return f"{width}x{height}: a side has {able.most_side} pixels at most"
     if not (width % able.multiple or height % able.multiple):

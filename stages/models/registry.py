@@ -74,6 +74,10 @@ class StageContract:
     memory_share: float = 1.0
 
 
+ONE_SIZE_PIXELS = 16
+"""A larger picture would hold up those of others for long, for what has no sense."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageContract:
     """Which pictures a checkpoint draws, and what a request gets that leaves something open. Sizes in pixels.
@@ -85,7 +89,7 @@ class ImageContract:
     to `most_pictures`: one to start from, of which `strength` is the model's own, or, where that is None, such as are
     edited; `default_size` is of these. Videos have `frames`, one and then multiples of `frame_multiple`,
     `most_frames` at most; pictures have 1. With `one_size` the checkpoint was trained at its own width and height
-    alone.
+    alone: at others it draws no sense, and at most ONE_SIZE_PIXELS times as many pixels.
     """
 
     width: int
@@ -105,6 +109,11 @@ class ImageContract:
     frame_multiple: int = 1
     most_frames: int = 1
     one_size: bool = False
+
+    @property
+    def largest(self) -> int:
+        """Pixels of the largest picture that is drawn."""
+        return min(self.most_pixels, ONE_SIZE_PIXELS * self.width * self.height) if self.one_size else self.most_pixels
 
     def default_size(self, pictures: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Width and height; what is edited keeps the shape of the last of its pictures."""

@@ -46,6 +46,10 @@ def test_what_a_request_set_in_vain_is_a_warning_and_said_in_a_quiet_run_too(tmp
     state.results["a"] = ResultRecord(request_id="a", folder="a", status="finished", warnings=idle)
     summary.say_summary(state, quiet=True)
     assert capsys.readouterr() == ("", f"warning: {idle[0]}\n")
+    state.tasks = [Task(request_id="a", notes=idle), Task(request_id="b", notes=idle)]
+    summary.say_notes(state)
+    summary.say_summary(state, quiet=True)
+    assert capsys.readouterr() == ("", f"warning: {idle[0]}\n"), "known before the run, so once and before it"
 
 
 def test_the_first_piece_of_an_output_is_the_first_that_holds_something():

@@ -193,6 +193,13 @@ def test_a_model_that_was_trained_at_one_size_says_so_of_others():
     assert "was trained at 64x32 alone" in said
 
 
+def test_a_model_of_one_size_draws_16_times_its_pixels_at_most(plan):
+    small = plan.model_copy(update={"image": replace(ABLE, one_size=True)})
+    assert problems(small, size="256x128") == []
+    (problem,) = problems(small, size="1024x1024")
+    assert "more than 32768 (as 181x181); this model was trained at 64x32 alone" in problem
+
+
 def test_a_model_without_guidance_says_so():
     params, (note,) = drawing(
         ImageContract(width=64, height=64, steps=4, multiple=8, most_pixels=4096), ImageConfig(negative_prompt="red")
