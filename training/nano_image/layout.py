@@ -1,5 +1,6 @@
 """nano-image in Qwen-Image's published layout: sizes of every part, the tokenizer, the folder that diffusers loads."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -94,13 +95,36 @@ def tokenizer(text: Sequence[str]) -> Any:
 
     template = pipeline().prompt_template_encode
     empty = Qwen2Tokenizer(extra_special_tokens=TOKENS)
-    trained = empty.train_new_from_iterator(
-        [[template.format("")] * 5000, list(text)], vocab_size=_VOCABULARY, show_progress=False
+    trained = any_case(
+        empty.train_new_from_iterator(
+            [[template.format("")] * 5000, list(text)], vocab_size=_VOCABULARY, show_progress=False
+        ).backend_tokenizer
     )
     before = len(trained(template.partition("{}")[0]).input_ids)
     if before != pipeline().prompt_template_encode_start_idx:
         raise ValueError(f"the template's beginning has {before} tokens, the pipeline drops 34")
     return trained
+
+
+def any_case(backend: Any) -> Any:
+    """A tokenizer around `backend` that reads capitals as small letters and `grey` as `gray`; the template keeps its own
+    capital. Not a Qwen2Tokenizer: that class has a normalizer of its own, whatever its file says."""
+    from tokenizers import Regex, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    (capital,) = re.findall(r"\b[A-Z].{20}", pipeline().prompt_template_encode)
+    backend.normalizer = normalizers.Sequence(
+        [
+            normalizers.NFC(),
+            normalizers.Lowercase(),
+            normalizers.Replace(Regex(r"\bgrey\b"), "gray"),
+            normalizers.Replace(capital.lower(), capital),
+        ]
+    )
+    end = TOKENS[0]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, extra_special_tokens=TOKENS, eos_token=end, pad_token=end, unk_token=end
+    )
 
 
 def pipeline(**parts: Any) -> Any:

@@ -1,11 +1,14 @@
 """nano-image: captions and pictures agree, nothing held out is trained on, and the whole way ends in a checkpoint."""
 
 import random
+from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from stages.models.packed import unpack
+from stages.models.qwen_image import contract
 from stages.models.qwen_image.contract import check_model, image
 from stages.models.qwen_image.judge import load
 from stages.models.random_weights import save
@@ -159,3 +162,9 @@ def test_one_step_of_everything_gives_a_checkpoint_that_is_packed_and_loaded(few
 def test_the_template_is_as_long_as_what_the_pipeline_drops(few):
     tokenizer = layout.tokenizer(vocabulary(few))
     assert tokenizer.tokenize("a red circle")[-2:] == ["Ġred", "Ġcircle"]
+    shipped = AutoTokenizer.from_pretrained(Path(contract.__file__).parent / "nano" / "tokenizer")
+    for reads in (tokenizer, shipped):
+        plain, typed = (reads(text).input_ids for text in ("draw a red circle on gray.", "Draw A RED Circle On Grey."))
+        assert typed == plain
+        template = layout.pipeline().prompt_template_encode.format("")
+        assert reads.decode(reads(template).input_ids) == template, "which keeps its one capital"
