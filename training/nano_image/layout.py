@@ -107,7 +107,7 @@ def tokenizer(text: Sequence[str]) -> Any:
 
 
 def any_case(backend: Any) -> Any:
-    """A tokenizer around `backend` that reads capitals as small letters and `grey` as `gray`; the template keeps its own
+    """A tokenizer around `backend` that reads capitals as small and `grey` as `gray`; the template keeps its own
     capital. Not a Qwen2Tokenizer: that class has a normalizer of its own, whatever its file says."""
     from tokenizers import Regex, normalizers
     from transformers import PreTrainedTokenizerFast
