@@ -25,27 +25,42 @@ class Painter:
         self._grounds = torch.tensor(list(BACKGROUNDS.values()), device=device).float() / 255
         self._scales = torch.tensor(_SCALES, device=device)
 
-    def paint(self, scenes: Sequence[Scene], generator: torch.Generator) -> Any:
-        """float32 [scenes, 3, side, side]. `generator` (CPU) moves and scales things a little."""
+    def paint(self, scenes: Sequence[Scene], generator: torch.Generator, size: tuple[int, int] | None = None) -> Any:
+        """float32 [scenes, 3, side, side], or of `size`, height and width, in which things keep about their own shape.
+        `generator` (CPU) moves and scales things a little."""
         rows = [(one.thing, -1 if one.right is None else one.right, one.size, one.background) for one in scenes]
-        return self.paint_rows(torch.tensor(rows, device=self._sprites.device), generator)
+        return self.paint_rows(torch.tensor(rows, device=self._sprites.device), generator, size)
 
-    def paint_rows(self, rows: Any, generator: torch.Generator | None = None) -> Any:
+    def paint_rows(
+        self, rows: Any, generator: torch.Generator | None = None, size: tuple[int, int] | None = None
+    ) -> Any:
         """As `paint`, of rows of Combinations, nothing of which leaves the device."""
-        things, (size, ground), pair = rows[:, :2], rows[:, 2:].unbind(1), rows[:, 1] >= 0
+        things, (sizes, ground), pair = rows[:, :2], rows[:, 2:].unbind(1), rows[:, 1] >= 0
         noise = torch.rand(2, len(rows), 3, generator=generator, device=generator.device if generator else rows.device)
         noise = noise.to(rows.device) * 2 - 1
-        side = self._sprites.shape[-1]
-        canvas = self._grounds[ground][:, :, None, None].expand(-1, -1, side, side)
-        scales = self._scales[size].masked_fill(pair, _PAIR_SCALE)
+        height, width = size or self._sprites.shape[-2:]
+        canvas = self._grounds[ground][:, :, None, None].expand(-1, -1, height, width)
+        scales = self._scales[sizes].masked_fill(pair, _PAIR_SCALE)[:, None]
+        if size is not None:
+            scales = scales * _shares(pair, width / height, generator)
         for slot in (0, 1):
-            scale = scales * (1 + self._jitter * noise[slot, :, 0])
+            wide, high = (scales * (1 + self._jitter * noise[slot, :, :1])).expand(-1, 2).unbind(1)
             theta = torch.zeros(len(rows), 2, 3, device=rows.device)
-            theta[:, 0, 0] = theta[:, 1, 1] = 1 / scale
-            theta[:, 0, 2] = -(pair * _PAIR_PLACE * (2 * slot - 1) + self._jitter * noise[slot, :, 1]) / scale
-            theta[:, 1, 2] = -self._jitter * noise[slot, :, 2] / scale
-            grid = F.affine_grid(theta, [len(rows), 4, side, side], align_corners=False)
+            theta[:, 0, 0], theta[:, 1, 1] = 1 / wide, 1 / high
+            theta[:, 0, 2] = -(pair * _PAIR_PLACE * (2 * slot - 1) + self._jitter * noise[slot, :, 1]) / wide
+            theta[:, 1, 2] = -self._jitter * noise[slot, :, 2] / high
+            grid = F.affine_grid(theta, [len(rows), 4, height, width], align_corners=False)
             layer = F.grid_sample(self._sprites[things[:, slot].clamp(min=0)], grid, align_corners=False)
             layer = layer * (things[:, slot] >= 0)[:, None, None, None]
             canvas = layer[:, :3] + (1 - layer[:, 3:]) * canvas
         return canvas * 2 - 1
+
+
+def _shares(pair: Any, shape: float, generator: torch.Generator | None) -> Any:
+    """[scenes, 2]: of the width and of the height of a picture of `shape` (width by height), what a square of its
+    shorter side has, more where two things have the room. It was a little wider or narrower before it was scaled."""
+    chance = torch.rand(2, len(pair), generator=generator, device=generator.device if generator else pair.device)
+    before, more = chance.to(pair.device)
+    before = shape * (0.8 + 0.45 * before)
+    shares = torch.stack([1 / before.clamp(min=1), before.clamp(max=1)], 1)
+    return shares * (1 + pair * more * (before.clamp(1, 2) - 1))[:, None]

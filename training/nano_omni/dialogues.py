@@ -61,6 +61,7 @@ _CAPITAL: tuple[str, ...] = (
     "Which city is the capital of {country}?",
     "Do you know the capital of {country}?",
     "The capital of {country}?",
+    "Capital of {country}?",
 )
 
 
@@ -90,6 +91,7 @@ def _sum(chance: random.Random) -> Dialogue:
 
 _COLOUR: tuple[str, ...] = (
     "What colour is {thing}?",
+    "What color is {thing}?",
     "Which colour does {thing} have?",
     "Tell me the colour of {thing}.",
     "What is the colour of {thing}?",
@@ -198,6 +200,7 @@ def _small_talk(chance: random.Random) -> Dialogue:
     pairs: Mapping[str, str] = {
         "Hello.": "Hello! How can I help you?",
         "Hi!": "Hello! How can I help you?",
+        "Say hello.": "Hello!",
         "How are you?": "I am fine, thank you.",
         "Who are you?": "I am nano, a very small model.",
         "What is your name?": "My name is nano.",
@@ -268,9 +271,19 @@ def draw_dialogue(chance: random.Random, *, unseen: bool) -> Dialogue:
             return found
 
 
-_LOOK = ("What do you see?", "What is in this picture?", "Describe the picture.", "What is this?")
-_GROUND = ("What colour is the background?", "Which background does the picture have?")
-_COUNT = ("How many things are there?", "How many things do you see?")
+_LOOK = (
+    "What do you see?",
+    "What is in this picture?",
+    "What is in the picture?",
+    "Describe the picture.",
+    "What is this?",
+)
+_GROUND = (
+    "What colour is the background?",
+    "What color is the background?",
+    "Which background does the picture have?",
+)
+_COUNT = ("How many things are there?", "How many things do you see?", "How many things are in the picture?")
 
 
 def draw_seen(chance: random.Random, scene: Scene, drawings: Drawings, grounds: list[str]) -> Dialogue:
@@ -280,7 +293,10 @@ def draw_seen(chance: random.Random, scene: Scene, drawings: Drawings, grounds: 
     if kind == "shape" and scene.right is None and colour:
         shape = drawings.names[scene.thing].removeprefix(f"{colour} ")
         asked, answer = chance.choice(
-            (("What colour is it?", f"It is {colour}."), ("Which shape is it?", f"It is a {shape}."))
+            (
+                (chance.choice(("What colour is it?", "What color is it?")), f"It is {colour}."),
+                ("Which shape is it?", f"It is a {shape}."),
+            )
         )
     elif kind in ("look", "shape"):
         asked, answer = chance.choice(_LOOK), f"I see {plain(scene, drawings)}."
@@ -361,13 +377,14 @@ def draw_chat(chance: random.Random, last: Dialogue, longest: int, *, first: Dia
 
 
 def loosely(chance: random.Random, dialogue: Dialogue) -> Dialogue:
-    """The same with the user's turns as people type them: in small letters, without a stop at the end, or both. What
-    is to be repeated stays as it is."""
+    """The same with the user's turns as people type them: in small letters, the first one perhaps excepted, without a
+    stop at the end, or both. What is to be repeated stays as it is."""
     small, bare = chance.choice(((True, False), (False, True), (True, True)))
+    kept = int(small and chance.random() < 0.3)
 
     def typed(turn: str) -> str:
         asked, colon, text = turn.partition(": ")
-        asked = asked.lower() if small else asked
+        asked = asked[:kept] + asked[kept:].lower() if small else asked
         return asked + colon + text if colon else asked.rstrip(".?!") if bare else asked
 
     return replace(dialogue, turns=tuple(turn if at % 2 else typed(turn) for at, turn in enumerate(dialogue.turns)))

@@ -1,7 +1,7 @@
 """Pictures and sounds as the thinker takes them, whole batches at once on the device: the arithmetic of transformers'
 image processor and feature extractor, and the positions that `get_rope_index` gives."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,9 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
     get_vision_position_ids,
 )
 from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+
+from training.nano_image.captions import Scene
+from training.nano_image.scenes import Painter
 
 HEARD_RATE = 16_000
 PATCH, MERGE, TIME_PATCH = 16, 2, 2
@@ -80,6 +83,12 @@ def framed(pixels: Any, grid: tuple[int, int]) -> Any:
     # Twice as large, then halved: what is made smaller is averaged.
     around = F.affine_grid(theta, [count, 3, 2 * height, 2 * width], align_corners=False)
     return F.avg_pool2d(F.grid_sample(pixels, around, padding_mode="border", align_corners=False), 2)
+
+
+def in_shape(painter: Painter, scenes: Sequence[Scene], generator: torch.Generator, grid: tuple[int, int]) -> Any:
+    """Scenes as pictures of `grid` that were made for it: things in about their own shape, two of them far apart."""
+    rows, columns = (2 * PATCH * MERGE * cells for cells in grid)
+    return F.avg_pool2d(painter.paint(scenes, generator, (rows, columns)), 2)
 
 
 def see(tower: Any, pixels: Any, block: Callable[..., Any]) -> tuple[Any, list[Any]]:

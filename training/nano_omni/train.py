@@ -24,7 +24,7 @@ from training.nano_image import drawings as pictures
 from training.nano_image.captions import Scene, draw_scene
 from training.nano_image.scenes import Painter
 from training.nano_omni import codec, dialogues, layout, speech, talker, thinker
-from training.nano_omni.perception import GRIDS, HEARD_RATE, framed
+from training.nano_omni.perception import GRIDS, HEARD_RATE, framed, in_shape
 from training.pack import pack
 
 log = logging.getLogger(__name__)
@@ -98,7 +98,9 @@ def train_thinker(options: argparse.Namespace) -> None:
             some, scenes = _looks(chance, drawn, min(512, count - start), unseen=how.get("unseen", False))
             asked += _varied(chance, some, drawn, **how)
             painted = painter.paint(scenes, generator)
-            painted = painted if grid is None else framed(painted, grid)
+            if grid is not None:
+                own = torch.rand(len(scenes), 1, 1, 1, device=painted.device) < 0.5
+                painted = torch.where(own, in_shape(painter, scenes, generator, grid), framed(painted, grid))
             pixels.append((painted * 127.5 + 127.5).round().byte())
         return asked, torch.cat(pixels)
 

@@ -17,8 +17,10 @@ from stages.models.qwen3_omni.talker_prompt import PromptBuilder, TalkerInputs
 from stages.models.qwen3_omni.tiny_config import model_config
 from stages.models.qwen3_omni.tiny_weights import weights
 from training.nano_image.captions import Scene
+from training.nano_image.drawings import BACKGROUNDS, shapes
+from training.nano_image.scenes import Painter
 from training.nano_omni import codec, dialogues, layout, talker, thinker, train
-from training.nano_omni.perception import GRIDS, Features, framed, masked, patches
+from training.nano_omni.perception import GRIDS, Features, framed, in_shape, masked, patches
 from training.pack import pack
 
 TOPICS = {"capital", "sum", "colour", "opposite", "calendar", "counting", "spelling", "saying", "name", "unknown"}
@@ -58,10 +60,12 @@ def test_a_chat_is_about_anything_and_what_it_shows_lies_where_it_says():
 
 
 def test_what_is_typed_loosely_asks_for_the_same():
-    asked = dialogues.Dialogue(topic="", turns=("Say: Two Cats.", "Two Cats.", "What is 2 + 2?", "Four."))
+    asked = dialogues.Dialogue(topic="", turns=("Say: Two Cats.", "Two Cats.", "What is Tom + 2?", "Four."))
     found = {dialogues.loosely(random.Random(seed), asked).turns[::2] for seed in range(30)}
     assert found == {
-        ("say: Two Cats.", "what is 2 + 2?"), ("Say: Two Cats.", "What is 2 + 2"), ("say: Two Cats.", "what is 2 + 2")
+        ("say: Two Cats.", "what is tom + 2?"), ("Say: Two Cats.", "What is Tom + 2"),
+        ("say: Two Cats.", "what is tom + 2"),
+        ("Say: Two Cats.", "What is tom + 2?"), ("Say: Two Cats.", "What is tom + 2"),
     }  # fmt: skip
 
 
@@ -360,3 +364,24 @@ def test_a_picture_in_another_frame_keeps_its_ground_and_its_sides():
         assert (centres[0] < centres[1]).all()
         shapes = right.amax(1).sum(1) / right.amax(2).sum(1) * grid[0] / grid[1]
         assert shapes.amax() / shapes.amin() > 1.25  # from drawn out to in shape
+
+
+def test_a_picture_of_another_shape_has_things_of_their_own_shape_far_apart():
+    drawn, generator = shapes(), torch.Generator().manual_seed(3)
+    things = {"thing": drawn.names.index("red circle"), "background": list(BACKGROUNDS).index("white"), "size": 0}
+    pair = Scene(**things, right=drawn.names.index("green circle"))
+    scenes = [pair] * 12 + [Scene(**things, right=None)]
+    for grid in GRIDS[::5]:
+        found = in_shape(Painter(drawn, "cpu"), scenes, generator, grid)
+        assert found.shape == (13, 3, 32 * grid[0], 32 * grid[1])
+        red, green = ((found.argmax(1) == channel) & (found.amin(1) < 0) for channel in (0, 1))
+        assert not green[-1].any()
+        sides = [[part.any(axis).sum(1).float() for axis in (1, 2)] for part in (red, green[:-1])]
+        for wide, high in sides:
+            assert 0.7 < (wide / high).amin() < 0.95 < 1.05 < (wide / high).amax() < 1.35
+        left, right = (
+            (part.any(1) * torch.arange(32 * grid[1])).sum(1) / part.any(1).sum(1) / (32 * grid[1])
+            for part in (red[:-1], green[:-1])
+        )
+        torch.testing.assert_close(torch.stack([left, right]).mean(1), torch.tensor([0.26, 0.74]), atol=0.02, rtol=0)
+        assert not (red | green)[:-1, :, 16 * grid[1]].any() or grid[1] < 4  # they do not touch
