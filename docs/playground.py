@@ -38,7 +38,7 @@ def main(target: Path) -> None:
         photo(Path(name) / "photo.png")
         page.choose("#file", Path(name) / "photo.png")
         page.until("picture !== null")
-        for number, text in enumerate(("What is in the picture?", "Say this while you are still writing it")):
+        for number, text in enumerate(("What do you see?", "Say this while you are still writing it")):
             page.run(f"$('prompt').value = {text!r}; $('send').click()")
             page.until(f"document.querySelectorAll('.answer audio').length > {number}")
         page.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
