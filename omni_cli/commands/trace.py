@@ -14,7 +14,7 @@ from omni_cli.artifacts.run_folder import OUTPUTS
 from omni_cli.commands import trace_diff, trace_replay, trace_whatif
 from omni_cli.errors import TraceError
 from omni_cli.trace.check import check as find
-from omni_cli.trace.reader import PATTERN, TraceReader, find_trace, find_traces
+from omni_cli.trace.reader import PATTERN, TraceReader, being_written, find_trace, find_traces
 from omni_cli.trace.report import report
 from omni_cli.trace.show import plain, show
 from omni_cli.trace.soundness import presumed_sound
@@ -54,7 +54,7 @@ def show_trace(
         return
     from rich.console import Console
 
-    show(Console(), summary, requests)
+    show(Console(), summary, requests, live=being_written(path))
 
 
 @app.command("why")
@@ -117,7 +117,7 @@ def export_trace(
 def check_trace(run: Run = "latest") -> None:
     """Folds the events through the lifecycle tables and the lease ledger. Exit code 1 if anything is wrong.
 
-    All traces of a run that was resumed are checked.
+    All traces of a run that was resumed are checked. One that is still being written may end anywhere.
     """
     clean = [_is_clean(path) for path in find_traces(run, OUTPUTS)]
     if not all(clean):
@@ -129,12 +129,16 @@ def _has_run(path: str) -> bool:
 
 
 def _is_clean(path: Path) -> bool:
+    live = being_written(path)  # asked first: what ends meanwhile is no finding
     reader = TraceReader(path)
-    findings = find(reader)
+    findings = [finding for finding in find(reader) if not (live and finding.truncated)]
     for finding in findings[:MAX_PRINTED]:
         typer.echo(f"{path}:{finding.line}: {plain(finding.text)}")
     if len(findings) > MAX_PRINTED:
         typer.echo(f"... and {len(findings) - MAX_PRINTED} more")
+    if live:
+        typer.echo(f"{path}: is still being written{'' if findings else '; what is there is clean'}")
+        return not findings
     if reader.torn:
         typer.echo(f"{path}: the last line is torn and was left out")
     if not findings:

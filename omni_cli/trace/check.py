@@ -32,10 +32,12 @@ from stages.lease import Lease
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that cannot be right. `line` counts from 1; it is the last one for what is missing at the end."""
+    """Something that cannot be right. `line` counts from 1; it is the last one for what is missing at the end.
+    `truncated`: all that is wrong is that nothing follows."""
 
     line: int
     text: str
+    truncated: bool = False
 
 
 class Checked:
@@ -57,11 +59,11 @@ class Checked:
                 self.findings.append(Finding(line=line, text=text))
             yield last
         if last is None:
-            self.findings.append(Finding(line=0, text="truncated at the start: the trace is empty"))
+            self.findings.append(Finding(line=0, text="truncated at the start: the trace is empty", truncated=True))
         elif isinstance(last.event, RunFinished):
             self.findings += [Finding(line=line, text=text) for text in trial.end()]
         else:
-            self.findings.append(Finding(line=line, text=f"truncated at {name_of(last)}"))
+            self.findings.append(Finding(line=line, text=f"truncated at {name_of(last)}", truncated=True))
 
 
 def check(events: Iterable[TraceEvent]) -> list[Finding]:

@@ -1,5 +1,6 @@
 """Reads a trace line by line, and finds the trace of a run. Judges the form of the lines, never what they say."""
 
+import fcntl
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -35,6 +36,18 @@ class TraceReader:
             raise TraceError(f"{self.path}: cannot be read: {error.strerror}") from error
         except CodecError as error:
             raise TraceError(f"{self.path}:{number}: {error}") from error
+
+
+def being_written(path: Path) -> bool:
+    """Whether the process that writes it lives and has not closed it: then it holds the file's lock."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # reading it says why
+        pass
+    return False
 
 
 def find_trace(run: str, outputs: Path) -> Path:

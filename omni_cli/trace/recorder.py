@@ -5,10 +5,12 @@ once, with all before them) and its last line may be torn. A full disk ends the 
 happens here can break a run or hold it up.
 """
 
+import fcntl
 import logging
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 from omni_cli.errors import TraceError
@@ -47,6 +49,8 @@ class Recorder:
             raise TraceError(f"{path}: exists already; a trace is written once, into its run's own folder") from None
         except OSError as error:
             raise TraceError(f"{path}: the trace cannot be created: {error.strerror}") from error
+        with suppress(OSError):  # a file system without locks; released by the kernel, whatever ends the process
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._thread = threading.Thread(target=self._run, name="omni:trace", daemon=True)
         self._thread.start()
 

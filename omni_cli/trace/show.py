@@ -19,9 +19,12 @@ TIMELINE_WIDTH = 72  # a narrower terminal has room for the numbers only
 _STATUS_STYLES = {"finished": "green", "empty": "green", "failed": "bold red", "lost": "bold red"}
 
 
-def show(console: Console, run: RunSummary, requests: Sequence[RequestSummary]) -> None:
-    """Writes the summary; nothing is wider than the console."""
+def show(console: Console, run: RunSummary, requests: Sequence[RequestSummary], *, live: bool = False) -> None:
+    """Writes the summary; nothing is wider than the console. `live`: the trace is still being written."""
     console.print(_headline(run), no_wrap=True, overflow="ellipsis")
+    if not run.whole:
+        stops = "the trace is still being written" if live else "the trace stops before the end of the run"
+        console.print(Text(stops, style="bold" if live else "bold red"))
     if run.processes:
         console.print(_processes(run))
     for batches in run.stages.values():
@@ -74,10 +77,7 @@ def _headline(run: RunSummary) -> Text:
     counts = Counter(request.status for request in run.requests.values())
     parts.append(", ".join(f"{count} {status}" for status, count in counts.items()) or "no requests")
     parts.append(duration(run.last_ns - run.first_ns))
-    text = Text(plain("  ".join(parts)), style="bold")
-    if not run.whole:
-        text.append("  the trace stops before the end of the run", style="bold red")
-    return text
+    return Text(plain("  ".join(parts)), style="bold")
 
 
 def _processes(run: RunSummary) -> Table:

@@ -55,9 +55,11 @@ def _intervals(request: RequestSummary) -> Iterator[tuple[int, int, int, Share]]
 
 @dataclass(slots=True)
 class Level:
-    """The requests that had from `low` up to less than twice as many in flight beside them, themselves included."""
+    """The requests that had from `low` up to less than twice as many in flight beside them, themselves included;
+    `high` is the most that one of them had."""
 
     low: int
+    high: int = 0
     requests: int = 0
     total_ns: int = 0
     shares: Counter[Share] = field(default_factory=Counter)
@@ -71,7 +73,7 @@ class Level:
 
     @property
     def name(self) -> str:
-        return str(self.low) if self.low == 1 else f"{self.low}-{2 * self.low - 1}"
+        return str(self.low) if self.high <= self.low else f"{self.low}-{self.high}"
 
 
 def levels(requests: Iterable[RequestSummary]) -> list[Level]:
@@ -88,6 +90,7 @@ def levels(requests: Iterable[RequestSummary]) -> list[Level]:
         load = round((areas[request.end_ns] - areas[request.admitted_ns]) / request.total_ns)
         low = 1 << (max(1, load).bit_length() - 1)
         level = found.setdefault(low, Level(low))
+        level.high = max(level.high, load)
         level.requests += 1
         level.total_ns += request.total_ns
         level.shares.update(split(request))

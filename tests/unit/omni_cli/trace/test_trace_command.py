@@ -1,3 +1,4 @@
+import fcntl
 import json
 
 import pytest
@@ -6,6 +7,8 @@ from typer.testing import CliRunner
 from omni_cli.commands.trace import app
 from omni_cli.errors import OmniError
 from omni_cli.trace.codec import encode
+from omni_cli.trace.reader import TraceReader
+from omni_cli.trace.recorder import Recorder
 from tests.trace.scenarios import SCENARIOS
 
 
@@ -54,6 +57,21 @@ def test_a_torn_trace_is_truncated_and_only_that(omni, tmp_path):
     assert len(lines) == 2
     assert "truncated at process_dead from omni" in lines[0]
     assert lines[1].endswith("the last line is torn and was left out")
+
+
+def test_a_trace_that_is_still_being_written_is_judged_by_what_is_there(omni, tmp_path):
+    finished = list(TraceReader(tmp_path / "outputs" / "demo" / "finished" / "trace.jsonl"))
+    path = tmp_path / "trace.jsonl"
+    recorder = Recorder(path)
+    assert omni("check", str(path))[0] == 0, "nothing is there yet"
+    for line in finished[:-1]:
+        recorder.hear(line.source, line.event)
+    recorder.close()
+    assert omni("check", str(path))[0] == 1, "it is closed, without an end"
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert omni("check", str(path))[:2] == (0, f"{path}: is still being written; what is there is clean\n")
+        assert "the trace is still being written\n" in omni("show", str(path))[1]
 
 
 def test_a_corrupt_line_is_refused_with_its_place(omni, tmp_path):
