@@ -268,7 +268,6 @@ def pack_all(options: argparse.Namespace) -> None:
                 "whose data was made with one --seed and --sentences"
             )
         part.load_state_dict(kept["weights"])
-    codec.louder(model.code2wav)
     layout.save(options.out / "checkpoint", model.eval(), tokenizer)
     log.info("packed: %.1f MB", pack(options.out / "checkpoint", options.out / "packed") / 1e6)
 
