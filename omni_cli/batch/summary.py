@@ -22,7 +22,19 @@ def say_summary(state: RunState, *, quiet: bool) -> None:
     for line in _lines(state):
         say(line)
     if not quiet:
+        for line in _files(state):
+            say(line)
         say(f"files: {shown(state.folder.path)}")
+
+
+def _files(state: RunState) -> Iterator[str]:
+    """The files of a command line's request, but for the text, which was shown."""
+    if any(task.where for task in state.tasks):
+        return
+    for record in state.results.values():
+        for artifact in record.artifacts:
+            if artifact.path is not None and artifact.output != "text":
+                yield f"{artifact.output}: {shown(state.folder.path / artifact.path)}"
 
 
 def _lines(state: RunState) -> Iterator[str]:

@@ -85,7 +85,7 @@ def _path(name: str, library: Library) -> Path:
 
 
 def _what(path: Path) -> str:
-    """What the header of a recipe says that it is."""
+    """What the header of a recipe says that it is, up to the first stop or colon; `show` has the rest."""
     with path.open(encoding="utf-8", errors="replace") as file:
         header = re.match(r"# What:\s+(.*(?:\n#  .*)*)", file.read(2000))
-    return re.sub(r"\s*\n#\s*", " ", header.group(1)) if header else ""
+    return re.split(r"[.:;](?:\s|$)", re.sub(r"\s*\n#\s*", " ", header.group(1)))[0] if header else ""

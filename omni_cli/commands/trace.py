@@ -59,14 +59,21 @@ def show_trace(
 
 @app.command("why")
 def why_trace(
-    request: Annotated[str, typer.Argument(metavar="REQUEST", help="The request's id, as `omni trace show` names it.")],
+    request: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST",
+            help="The request's id, as `omni trace show` names it. A run with one request needs none.",
+            show_default=False,
+        ),
+    ] = "",
     run: Run = "latest",
     at_ms: Annotated[
         float | None, typer.Option("--at", metavar="MS", min=0, help="So long after its admission; else at the end.")
     ] = None,
 ) -> None:
     """What a request waits for, in a paragraph: not submitted, data, a slot, its steps, or to be routed."""
-    if _has_run(request) and not _has_run(run):
+    if (request == "latest" or _has_run(request)) and not _has_run(run):
         request, run = "" if run == "latest" else run, request  # the order of every other command
     reader = TraceReader(find_trace(run, OUTPUTS))
     chosen = _chosen(summarise(reader), request, "omni trace why REQUEST [RUN]: ")[-1]
@@ -74,8 +81,8 @@ def why_trace(
     if chosen.status != OPEN and (after_ns is None or after_ns >= chosen.total_ns):
         typer.echo(ending(chosen))
         return
-    state = moment(reader, request, after_ns)
-    record = state.find(request) if state is not None else None
+    state = moment(reader, chosen.request_id, after_ns)
+    record = state.find(chosen.request_id) if state is not None else None
     if state is None or record is None:
         raise TraceError(f"{reader.path}: has no run_started, which says what the stages are")
     typer.echo(state.why(record))
@@ -148,7 +155,7 @@ def _is_clean(path: Path) -> bool:
 
 def _chosen(summary: RunSummary, request_id: str | None, option: str = "--request ") -> list[RequestSummary]:
     requests = list(summary.requests.values())
-    if request_id is None:
+    if request_id is None or (not request_id and len(requests) == 1):
         return requests
     chosen = [request for request in requests if request.request_id == request_id]
     if not chosen:

@@ -119,7 +119,7 @@ def key_tree(family: FamilyContract, node: str, values: Mapping[str, Any]) -> Ke
 
 
 def unknown_key(family: FamilyContract, tree: KeyTree, key: str) -> Problem:
-    close = tree.suggest(key)
+    close = tree.suggest(key) or nearest(key, (RECIPE,))  # which is chosen and no node
     match key.split("."):
         case ["pipeline" | "deploy" as root, "stages", stage, *_] if stage not in family.stages:
             other = nearest(stage, family.stages)

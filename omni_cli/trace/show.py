@@ -200,7 +200,8 @@ def _stages(request: RequestSummary, width: int) -> Table:
 def _outputs(request: RequestSummary) -> Iterator[str]:
     for output in request.outputs.values():
         units, pieces = counted(output.units, "unit"), counted(output.chunks, "piece")
-        text = f"{output.modality} {output.status}: {units} in {pieces}, {size(output.nbytes)}"
+        raw = " of pixels" if type_of(output.modality) in ("image", "video") else ""  # the file is compressed
+        text = f"{output.modality} {output.status}: {units} in {pieces}, {size(output.nbytes)}{raw}"
         rtf = request.rtf(output)
         if type_of(output.modality) == "audio" and rtf is not None:
             text += f", {output.audio_s:.2f} s of sound, RTF {rtf:.3f}"

@@ -47,6 +47,7 @@ def test_an_unknown_or_misplaced_key_names_the_nearest(prefix, word, nearest_key
 
 def test_settings_of_code2wav_sampling_do_not_exist():
     assert "unknown key" in refusal("request.sampling.code2wav.top_k=1")
+    assert "recipee (command line): unknown key; the nearest is `recipe`" in refusal("recipee=synthetic")
 
 
 def slips(key: str) -> set[str]:

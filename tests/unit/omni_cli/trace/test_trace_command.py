@@ -1,5 +1,6 @@
 import fcntl
 import json
+import os
 
 import pytest
 from typer.testing import CliRunner
@@ -111,6 +112,11 @@ def test_why_understands_its_words_in_either_order(omni, tmp_path):
     assert omni("why", "r2", "failed")[0] == 0
     said = "omni trace why REQUEST [RUN]: which request? The trace has r1, r2, r3"
     assert said in omni("why", "outputs/demo/failed")[2]
+    path = tmp_path / "outputs" / "demo" / "expired" / "trace.jsonl"
+    path.write_text(path.read_text().partition('"r2"')[0].rpartition("\n")[0] + "\n")  # its first request alone
+    os.utime(path, (2e9, 2e9))
+    for words in (("latest",), (str(path),), ()):
+        assert omni("why", *words) == omni("why", "r1", "latest")
     (tmp_path / "r2").write_text("no trace")
     assert omni("why", "r2", "outputs/demo/failed")[0] == 0
 
