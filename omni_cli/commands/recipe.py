@@ -53,7 +53,7 @@ def cp(
         raise ConfigError(f"{shown(destination)} is there already; --force replaces it") from None
     except OSError as error:
         raise ConfigError(f"{shown(destination)} cannot be written: {error.strerror}") from None
-    print(f"{shown(destination)}: run it with recipe=./{destination.name}")
+    print(f"{shown(destination)}: run it with recipe={shown(destination)}")
 
 
 @app.command("validate")

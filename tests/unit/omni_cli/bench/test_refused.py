@@ -25,7 +25,7 @@ from stages.models.registry import RequestSize
     ],
 )
 def test_a_stage_alone(recipe: str, stage: str, batch: int, says: str) -> None:
-    large = ["request.image.size=2048x2048"] if recipe == "qwen_image" else []
+    large = ["model.path=tiny", "request.image.size=2048x2048"] if recipe == "qwen_image" else []
     with pytest.raises(ConfigError, match=says):
         StageBench(
             prepared=Prepared.of([f"recipe={recipe}", *large], ""),
