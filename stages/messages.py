@@ -89,6 +89,13 @@ class ImageParams:
         """Away from the negative prompt: two predictions a step."""
         return self.negative_prompt is not None and self.true_cfg_scale > 1
 
+    @property
+    def taken(self) -> int:
+        """Of `steps` those that are taken; for the others the picture to start from stands, as in diffusers'
+        QwenImageImg2ImgPipeline, but never for all, however little is drawn anew."""
+        drawn = self.steps if self.strength is None else self.steps * self.strength
+        return max(1, self.steps - int(self.steps - drawn))
+
 
 Tokenize = Literal["prompt", "text"]
 

@@ -1,7 +1,6 @@
 """What a request wants drawn, against what the deployed checkpoint can draw: refused, completed, or noted as idle."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -142,8 +141,8 @@ def _idle(able: ImageContract, asked: ImageConfig, params: ImageParams) -> Itera
         yield f"image.strength has no effect {where}"
     if asked.preview_every is not None and not params.preview_every:
         yield "image.preview_every has no effect: the stage that denoises does not decode"
-    if params.preview_every >= (taken := math.ceil(params.steps * (params.strength or 1))):
-        yield f"image.preview_every has no effect: the picture is done after {taken} steps"
+    if params.preview_every >= params.taken:
+        yield f"image.preview_every has no effect: the picture is done after {params.taken} steps"
     if asked.format != "png" and able.most_frames > 1:
         yield "image.format has no effect on a video, which is an mp4"
     if asked.sigmas and asked.steps is not None and asked.steps != len(asked.sigmas):

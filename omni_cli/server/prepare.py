@@ -5,7 +5,6 @@ Decoding runs in a thread; nothing is scheduled before everything is known to be
 
 import asyncio
 import logging
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,8 +117,7 @@ class Preparer:
         params, idle = drawing(able, checked.request.image, talk.media.tensors, previews=previews)
         shown = (body.partial_images or 0) if previews else 0
         # what the recipe says of previews is for `omni run`: who does not ask for partial images gets none
-        taken = math.ceil(params.steps * (params.strength or 1))
-        params = replace(params, preview_every=-(-taken // (shown + 1)) if shown else 0)
+        params = replace(params, preview_every=-(-params.taken // (shown + 1)) if shown else 0)
         if body.partial_images and not shown:
             idle += ("partial_images has no effect: the stage that denoises does not decode",)
         idle += tuple(f"{fact.label}: {note}" for fact in talk.facts for note in fact.notes)

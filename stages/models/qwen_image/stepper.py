@@ -145,7 +145,7 @@ class QwenImageStepper:
             )
         grids = self._grids(image)
         return Denoising(
-            steps=image.steps - _skipped(image),
+            steps=image.taken,
             tokens=sum(map(prod, grids)) * (2 if image.guided else 1),
             shape=tuple(chain(*grids)),
         )
@@ -198,7 +198,7 @@ class QwenImageStepper:
         # Sent without waiting: the device is still at the texts.
         schedule.sigmas, timesteps = (self._sent(each) for each in (schedule.sigmas, schedule.timesteps))
         schedule.timesteps = timesteps
-        skipped = _skipped(image)
+        skipped = image.steps - image.taken
         schedule.set_begin_index(skipped)
         rows, columns = 2 * grid[1], 2 * grid[2]
         draw = partial(randn_tensor, (1, 1, self._channels, rows, columns), generator, dtype=self._dtype)
@@ -294,13 +294,6 @@ class QwenImageStepper:
         values = torch.tensor([vae.config.latents_mean, vae.config.latents_std])
         mean, deviation = values.view(2, 1, vae.config.z_dim, 1, 1, 1).to(self._device, vae.dtype)
         return mean, deviation
-
-
-def _skipped(image: ImageParams) -> int:
-    """Steps that are not taken since the picture to start from stands for them: never all, however little is drawn."""
-    if image.strength is None:
-        return 0
-    return min(int(image.steps - image.steps * image.strength), image.steps - 1)
 
 
 def _text_encoder(folder: Path) -> nn.Module:
