@@ -1,6 +1,7 @@
 """The connectors by short name: opens the two ends of an edge. Rings are created by the parent before, see `ring`."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from stages.config import EdgeSpec, RingSpec
 from stages.connectors.base import ConnectorReader, ConnectorWriter
@@ -10,9 +11,12 @@ from stages.connectors.inline import InlineReader, InlineWriter
 from stages.connectors.shm import ShmReader, ShmWriter
 from stages.messages import REQUEST
 
-# How to open the two ends, as `open_writer` and `open_reader`.
-Writer = Callable[[EdgeSpec, str, Iterator[int]], ConnectorWriter]
-Reader = Callable[[EdgeSpec], ConnectorReader]
+
+class Connector(NamedTuple):
+    """How to open the two ends, as `open_writer` and `open_reader`."""
+
+    writer: Callable[[EdgeSpec, str, Iterator[int]], ConnectorWriter]
+    reader: Callable[[EdgeSpec], ConnectorReader]
 
 
 def _inline_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> InlineWriter:
@@ -27,13 +31,13 @@ def _own_ring(edge: EdgeSpec) -> RingSpec:
     return edge.rings[0]
 
 
-CONNECTORS: Mapping[str, tuple[Writer, Reader]] = {
-    "inline": (_inline_writer, lambda edge: InlineReader()),
-    "shm": (
+CONNECTORS: Mapping[str, Connector] = {
+    "inline": Connector(_inline_writer, lambda edge: InlineReader()),
+    "shm": Connector(
         lambda edge, owner, numbers: ShmWriter(_own_ring(edge), owner, numbers),
         lambda edge: ShmReader(edge.rings),
     ),
-    "cuda_ipc": (
+    "cuda_ipc": Connector(
         lambda edge, owner, numbers: CudaIpcWriter(_own_ring(edge), owner, numbers, cuda_memory()),
         lambda edge: CudaIpcReader(edge.rings, cuda_memory),
     ),
@@ -45,9 +49,9 @@ def open_writer(edge: EdgeSpec, owner: str, numbers: Iterator[int]) -> Connector
 
     Raises KeyError for an unknown connector, FileNotFoundError if the ring is not there.
     """
-    return CONNECTORS[edge.connector][0](edge, owner, numbers)
+    return CONNECTORS[edge.connector].writer(edge, owner, numbers)
 
 
 def open_reader(edge: EdgeSpec) -> ConnectorReader:
     """The consumer's end; raises like `open_writer`."""
-    return CONNECTORS[edge.connector][1](edge)
+    return CONNECTORS[edge.connector].reader(edge)

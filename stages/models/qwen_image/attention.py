@@ -84,7 +84,8 @@ def ragged_attention(
         shown = pictures[0].shape[1]
         ends = enumerate((shown + lengths).tolist())
         found = [dispatch_attention_fn(query[at, None], key[at, None, :n], value[at, None, :n]) for at, n in ends]
-        return torch.cat(found)[:, shown:], torch.cat(found)[:, :shown]
+        both = torch.cat(found)
+        return both[:, shown:], both[:, :shown]
     from stages.kernels.cuda.joint import join_heads
     from stages.kernels.cuda.more_keys import attended_as_well
 
